@@ -1,0 +1,1 @@
+"""turngym's own games over text and tool calls."""
