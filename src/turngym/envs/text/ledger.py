@@ -31,15 +31,15 @@ REMARKS = (
 )
 _BALANCE_MAX = 99
 
-Entry = tuple[str, int]
-
 
 @dataclass(frozen=True, slots=True)
 class Book:
     """What never changes in an episode."""
 
-    pages: tuple[tuple[Entry, ...], ...]
-    "(account, signed amount) of every entry, page by page"
+    pages: tuple[str, ...]
+    "the entries of every page, as shown"
+    balances: tuple[tuple[int, ...], ...]
+    "balance of every account after each number of pages, none to all"
     remarks: tuple[str, ...]
     "idle text of every page"
     asked: str
@@ -99,27 +99,23 @@ class Ledger(TextGame[LedgerState]):
 
     def deal(self) -> LedgerState:
         """Draw the entries, the remarks and the question."""
-        rng, balances = self.np_random, dict.fromkeys(ACCOUNTS[: self.accounts], 0)
-        entries: list[Entry] = []
-        for who, size, sign in zip(
-            rng.integers(self.accounts, size=self.entries).tolist(),
-            rng.integers(1, 10, size=self.entries).tolist(),
-            rng.choice((-1, 1), size=self.entries).tolist(),
-            strict=True,
-        ):
-            name = ACCOUNTS[who]
-            amount = size * sign
-            if not 0 <= balances[name] + amount <= _BALANCE_MAX:
-                amount = -amount
-            balances[name] += amount
-            entries.append((name, amount))
-        pages = tuple(tuple(entries[i : i + self.page]) for i in range(0, self.entries, self.page))
+        rng, totals = self.np_random, [0] * self.accounts
+        who = rng.integers(self.accounts, size=self.entries).tolist()
+        amounts = (rng.integers(1, 10, size=self.entries) * rng.choice((-1, 1), size=self.entries)).tolist()
+        shown, balances = [], [tuple(totals)]
+        for i, (account, drawn) in enumerate(zip(who, amounts, strict=True), start=1):
+            amount = drawn if 0 <= totals[account] + drawn <= _BALANCE_MAX else -drawn
+            totals[account] += amount
+            shown.append(f"{ACCOUNTS[account]} {amount:+d}")
+            if i % self.page == 0 or i == self.entries:
+                balances.append(tuple(totals))
+        pages = tuple(", ".join(shown[i : i + self.page]) for i in range(0, self.entries, self.page))
         remarks = tuple(
             " ".join(REMARKS[i] for i in rng.choice(len(REMARKS), size=self.noise, replace=False).tolist())
             for _ in pages
         )
         asked = ACCOUNTS[int(rng.integers(self.accounts))]
-        return LedgerState(Book(pages, remarks, asked, len(pages) + 1 + self.slack))
+        return LedgerState(Book(pages, tuple(balances), remarks, asked, len(pages) + 1 + self.slack))
 
     def turn_limit(self, state: LedgerState) -> int:
         """One turn a page, one for the answer, and the slack."""
@@ -186,11 +182,7 @@ class Ledger(TextGame[LedgerState]):
 
     def balances(self, state: LedgerState) -> dict[str, int]:
         """Account → balance after the pages shown so far."""
-        totals = dict.fromkeys(ACCOUNTS[: self.accounts], 0)
-        for page in state.layout.pages[: state.read]:
-            for name, amount in page:
-                totals[name] += amount
-        return totals
+        return dict(zip(ACCOUNTS, state.layout.balances[state.read], strict=False))
 
     def note(self, state: LedgerState) -> str:
         """The balances in words: the ideal summary of everything shown so far."""
@@ -198,8 +190,7 @@ class Ledger(TextGame[LedgerState]):
 
     def _view(self, state: LedgerState) -> str:
         book, number = state.layout, state.read
-        entries = ", ".join(f"{name} {amount:+d}" for name, amount in book.pages[number - 1])
-        parts = [f"Page {number}: {entries}.", book.remarks[number - 1]]
+        parts = [f"Page {number}: {book.pages[number - 1]}.", book.remarks[number - 1]]
         if number == len(book.pages):
             parts.append(self._question(state))
         return " ".join(part for part in parts if part)
