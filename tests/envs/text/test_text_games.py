@@ -207,13 +207,14 @@ def test_doomed_is_what_exhaustive_search_finds_and_never_lifts(
 
 
 @every_game
-def test_malformed_calls_are_answered_and_cost_a_turn(make: Callable[..., Game]) -> None:
+@pytest.mark.parametrize("text", MALFORMED)
+def test_malformed_calls_are_answered_and_cost_a_turn(make: Callable[..., Game], text: str) -> None:
     env = make()
     env.reset(seed=3)
     limit = env.turn_limit(env.get_state())
     for turn in range(1, limit + 1):
-        text, reward, terminated, truncated, info = env.step(MALFORMED[turn % 4])
-        assert text.startswith("Error: ")
+        answer, reward, terminated, truncated, info = env.step(text)
+        assert answer.startswith("Error: ")
         assert (reward, terminated, truncated) == (0.0, False, turn == limit)
         assert env.get_state().turn == turn
     assert info["success"] is False
