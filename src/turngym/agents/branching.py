@@ -116,7 +116,7 @@ def coin(
     yield [Fork(n, width) for n in points if rng.random() < probability]
 
 
-def bisect(  # noqa: PLR0913
+def bisect(
     tree: Tree,
     purse: Purse,
     rng: np.random.Generator,

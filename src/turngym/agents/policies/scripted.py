@@ -60,7 +60,7 @@ class ScriptedPolicy(ABC):
         text, logprob = self.choose(turn, params.seed)
         return whole_sample(self.renderer.action(text), logprob, 0)
 
-    async def close(self) -> None:
+    async def close(self) -> None:  # noqa: B027 - nothing to release is a complete answer
         """Nothing to release."""
 
 

@@ -1,0 +1,1 @@
+"""Many paths at once: bounded concurrency without lock-step."""

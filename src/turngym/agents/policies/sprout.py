@@ -1,0 +1,246 @@
+"""Makes `sprout`, the small default policy that ships in the package: `python -m turngym.agents.policies.sprout DIR`.
+
+A Llama of under a million parameters with a byte-level BPE of its own, trained from scratch on demonstrations of the
+built-in games. The demonstrators err on purpose (`Mixture`), so the model masters the format and is mediocre at the
+games, which is what reinforcement learning needs: a start that never wins has no signal to learn from.
+
+Everything is seeded; on one machine the same command gives the same weights. The tokenizer belongs to the weights:
+a retrained one gives other ids and a model that never wins, so the folder is always replaced as a whole.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from turngym.agents.branching import make_plan
+from turngym.agents.chat import ByteRenderer, Renderer
+from turngym.agents.policies.scripted import Mixture
+from turngym.agents.rollout.collect import collect
+from turngym.agents.template import TemplateRenderer
+from turngym.seeding import derive, generator
+from turngym.tasks.task import Task, procedural
+from turngym.tree import Kind, Tree
+
+logger = logging.getLogger(__name__)
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+SPECIAL = ("<|pad|>", "<|im_start|>", "<|im_end|>")
+WINDOW = 2048
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Course:
+    """Demonstrations of one game."""
+
+    env: str
+    count: int
+    "episodes"
+    epsilon: float
+    "share of random actions"
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+COURSES = (
+    Course(env="turngym/Corridor-v0", count=1600, epsilon=0.5),
+    Course(env="turngym/Corridor-v0", count=500, epsilon=0.5, options={"rooms": 5}),
+    Course(env="turngym/Corridor-v0", count=500, epsilon=0.5, options={"rooms": 9, "one_way": 3}),
+    Course(env="turngym/GuessNumber-v0", count=700, epsilon=0.4),
+    Course(env="turngym/Mastermind-v0", count=500, epsilon=0.3),
+    Course(env="turngym/Ledger-v0", count=700, epsilon=0.05, options={"entries": 6, "accounts": 2, "page": 2}),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """How sprout is made."""
+
+    seed: int = 0
+    vocabulary: int = 512
+    "tokens, special ones included"
+    width: int = 128
+    layers: int = 4
+    heads: int = 4
+    feed_forward: int = 352
+    epochs: int = 4
+    batch: int = 32
+    "episodes in one step"
+    lr: float = 2e-3
+    "peak; cosine to a tenth of it"
+    warmup: int = 40
+    "steps"
+
+
+def make_sprout(folder: Path, recipe: Recipe | None = None) -> None:
+    """Make tokenizer and weights, and write a folder that `AutoModelForCausalLM` and `AutoTokenizer` load."""
+    recipe = recipe or Recipe()
+    started = time.monotonic()
+    tokenizer = train_tokenizer(_texts(demonstrations(ByteRenderer(), recipe.seed, share=0.2)), recipe.vocabulary)
+    logger.info("tokenizer of %d tokens after %.0f s", len(tokenizer), time.monotonic() - started)
+    trees = demonstrations(TemplateRenderer(tokenizer), recipe.seed)
+    logger.info("%d demonstrations after %.0f s", len(trees), time.monotonic() - started)
+    model = train_model(trees, tokenizer, recipe)
+    model.save_pretrained(folder, safe_serialization=True)
+    tokenizer.save_pretrained(folder)
+    logger.info("written to %s after %.0f s", folder, time.monotonic() - started)
+
+
+def demonstrations(renderer: Renderer, seed: int, *, share: float = 1.0) -> list[Tree]:
+    """One tree an episode, played by erring experts on training instances."""
+
+    async def play_all() -> list[Tree]:
+        trees: list[Tree | None] = []
+        for index, course in enumerate(COURSES):
+            tasks: Sequence[Task] = procedural(
+                course.env,
+                fold="train",
+                count=round(course.count * share),
+                seed=derive(seed, "course", index),
+                options=course.options,
+            )
+            policy, plan = Mixture(course.epsilon, renderer=renderer), make_plan("group", size=1)
+            trees += await collect(tasks, policy, plan, seed=derive(seed, "demo", index))
+        return [tree for tree in trees if tree is not None]
+
+    return asyncio.run(play_all())
+
+
+def _texts(trees: Sequence[Tree]) -> Iterator[str]:
+    renderer = ByteRenderer()
+    for tree in trees:
+        for node in tree:
+            yield renderer.text(node.ids)
+
+
+def train_tokenizer(texts: Iterator[str], vocabulary: int) -> PreTrainedTokenizerFast:
+    """A byte-level BPE that splits before spaces and between digits, with a ChatML template."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.Split(" ", behavior="merged_with_next"),
+            pre_tokenizers.Split("\n", behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        special_tokens=list(SPECIAL),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token=SPECIAL[0],
+        eos_token=SPECIAL[2],
+        additional_special_tokens=[SPECIAL[1]],
+        chat_template=CHAT_TEMPLATE,
+        model_max_length=WINDOW,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def train_model(trees: Sequence[Tree], tokenizer: PreTrainedTokenizerFast, recipe: Recipe) -> LlamaForCausalLM:
+    """Maximum likelihood of the sampled tokens only: what the environment said is read, not imitated."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(recipe.seed)
+        model = LlamaForCausalLM(
+            LlamaConfig(
+                vocab_size=len(tokenizer),
+                hidden_size=recipe.width,
+                intermediate_size=recipe.feed_forward,
+                num_hidden_layers=recipe.layers,
+                num_attention_heads=recipe.heads,
+                num_key_value_heads=recipe.heads // 2,
+                max_position_embeddings=WINDOW,
+                tie_word_embeddings=True,
+                initializer_range=0.05,
+                bos_token_id=None,
+                eos_token_id=tokenizer.eos_token_id,
+                pad_token_id=tokenizer.pad_token_id,
+            )
+        )
+    rows = [_row(tree) for tree in trees]
+    steps = recipe.epochs * (len(rows) // recipe.batch)
+    optimiser = torch.optim.AdamW(model.parameters(), lr=recipe.lr, betas=(0.9, 0.95), weight_decay=0.1)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: _cosine(step, recipe.warmup, steps))
+    for step, batch in enumerate(_batches(rows, recipe)):
+        ids, labels = _pad([rows[i] for i in batch], tokenizer.pad_token_id)
+        logits = model(input_ids=ids, use_cache=False).logits[:, :-1]
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten())
+        optimiser.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimiser.step()
+        schedule.step()
+        if step % 50 == 0 or step == steps - 1:
+            logger.info("step %d of %d: loss %.4f", step, steps, loss.item())
+    model.eval()
+    return model
+
+
+def _row(tree: Tree) -> tuple[Tensor, Tensor]:
+    """`(T,)` ids of the only path, and `(T,)` labels: the id where sampled, −100 elsewhere."""
+    (leaf,) = tree.leaves
+    path = tree.path(leaf)
+    ids = np.concatenate([tree[i].ids for i in path]).astype(np.int64)
+    mask = np.concatenate([np.full(tree[i].ids.size, tree[i].kind == Kind.ACTION) for i in path])
+    return torch.from_numpy(ids), torch.from_numpy(np.where(mask, ids, -100))
+
+
+def _batches(rows: Sequence[tuple[Tensor, Tensor]], recipe: Recipe) -> Iterator[list[int]]:
+    """Every row once an epoch, rows of like length together, so that little is padded."""
+    for epoch in range(recipe.epochs):
+        rng = generator(recipe.seed, "epoch", epoch)
+        jitter = rng.uniform(0, 40, len(rows))
+        by_length = np.argsort([len(ids) + j for (ids, _), j in zip(rows, jitter, strict=True)])
+        full = len(rows) // recipe.batch
+        groups = by_length[: full * recipe.batch].reshape(full, recipe.batch)
+        for group in rng.permutation(full):
+            yield groups[group].tolist()
+
+
+def _pad(rows: Sequence[tuple[Tensor, Tensor]], pad: int) -> tuple[Tensor, Tensor]:
+    """Right-padded `(B, T)` ids and labels. Causal attention never looks right, so no padding mask is needed."""
+    ids = torch.nn.utils.rnn.pad_sequence([i for i, _ in rows], batch_first=True, padding_value=pad)
+    labels = torch.nn.utils.rnn.pad_sequence([t for _, t in rows], batch_first=True, padding_value=-100)
+    return ids, labels
+
+
+def _cosine(step: int, warmup: int, steps: int) -> float:
+    if step < warmup:
+        return (step + 1) / warmup
+    return 0.1 + 0.45 * (1 + math.cos(math.pi * min(1.0, (step - warmup) / max(1, steps - warmup))))
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("folder", type=Path, help="where to write the model")
+    parser.add_argument("--seed", type=int, default=Recipe().seed)
+    parser.add_argument("--epochs", type=int, default=Recipe().epochs)
+    arguments = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    make_sprout(arguments.folder, Recipe(seed=arguments.seed, epochs=arguments.epochs))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,321 @@
+"""The training loop: draw tasks, grow trees, give credit, update, and now and then evaluate.
+
+    tasks  = ledger.draw(n)
+    trees  = await collect(tasks, policy, plan)        live environments, live forks
+    credit = apply(rule, trees)                        one advantage per action
+    learner.update(trees)                              the same model that sampled
+    policy.weights_changed()                           its caches belong to the old weights
+
+Synchronous: a batch is sampled by the weights that it updates. Every random number is derived from `run.seed` and a
+counter, so a run that was interrupted and resumed is the run that was not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from turngym.agents.branching import TreeBudget, make_plan
+from turngym.agents.loop import LoopOptions
+from turngym.agents.policies.local import LocalPolicy
+from turngym.agents.rollout.collect import collect
+from turngym.errors import CheckpointError, ConfigError, HarnessFault
+from turngym.events import Listener, Listeners, Measured, PathFinished, PhaseStarted, RunEnded, RunStarted, TreesGrown
+from turngym.seeding import derive
+from turngym.tasks.task import procedural
+from turngym.trainers.checkpoint import newest_checkpoint, save_checkpoint
+from turngym.trainers.config import TrainConfig
+from turngym.trainers.credit import apply, get_rule
+from turngym.trainers.evaluate import Evaluation, evaluate
+from turngym.trainers.learner import Learner, with_adapter
+from turngym.trainers.ledger import PromptLedger
+from turngym.trainers.metrics import rollout_metrics
+from turngym.trainers.weights import load_weights, save_weights
+from turngym.tree import Tree
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunResult:
+    """What a training run came to."""
+
+    first: Evaluation | None
+    "before the first update; None in a resumed run, whose run folder has it"
+    last: Evaluation
+    "after the last update"
+    updates: int
+    env_steps: int
+    policy_tokens: int
+    train_seconds: float
+    "rollouts and updates, without evaluations and start-up; of this process alone"
+
+
+def train(
+    config: TrainConfig, *, folder: Path, listeners: Sequence[Listener] = (), resume: bool = False
+) -> RunResult:
+    """Run `config` in `folder`; see `Trainer`. Ctrl-C saves a checkpoint and raises `KeyboardInterrupt`."""
+    return asyncio.run(Trainer(config, folder=folder, listeners=listeners, resume=resume).run())
+
+
+class Trainer:
+    """One training run.
+
+    Args:
+        config: everything that decides the result.
+        folder: checkpoints are written below it.
+        listeners: see `events`.
+        resume: continue from the newest whole checkpoint in `folder`.
+
+    Raises:
+        ConfigError: for anything in `config` that can't be honoured.
+        CheckpointError: where `resume` finds no checkpoint, or one of another configuration; or where a new run would
+            write over an old one.
+    """
+
+    def __init__(
+        self, config: TrainConfig, *, folder: Path, listeners: Sequence[Listener] = (), resume: bool = False
+    ) -> None:
+        self.config, self.folder = config, folder
+        self.events = Listeners(listeners)
+        rollout, seed = config.rollout, config.run.seed
+        self.plan = make_plan(rollout.plan, **rollout.plan_options)
+        self.rule = get_rule(config.credit.rule, **config.credit.options)
+        self.tree_budget = TreeBudget(
+            leaves=rollout.leaves or None,
+            policy_tokens=rollout.policy_tokens or None,
+            env_steps=rollout.env_steps or None,
+        )
+        self.options = LoopOptions(budget=rollout.budget, temperature=rollout.temperature)
+        folds = ("train", "test") if config.tasks.folds else (None, None)
+        # Without folds, the names of the roots keep training and held-out seeds apart.
+        self.train_tasks, self.held_out = (
+            procedural(
+                config.tasks.env,
+                fold=fold,
+                count=count,
+                seed=derive(seed, "tasks", role),
+                options=config.tasks.options,
+            )
+            for fold, count, role in zip(
+                folds, (config.tasks.train, config.tasks.held_out), ("train", "test"), strict=True
+            )
+        )
+        self.ledger = PromptLedger(self.train_tasks, seed=derive(seed, "ledger"))
+        self.policy = _local_policy(config)
+        self.learner = Learner(
+            self.policy.model,
+            loss=config.loss,
+            optimiser=config.optimiser,
+            renderer_hash=self.policy.renderer.hash,
+            temperature=rollout.temperature,
+            updates=config.run.updates,
+            seed=derive(seed, "learner"),
+        )
+        self.update = self.env_steps = self.policy_tokens = 0
+        self.train_seconds = 0.0
+        self._saved = -1
+        self._restore(resume)
+
+    # ------------------------------------------------------------------ the loop
+
+    async def run(self) -> RunResult:
+        """Train to the end of the configuration."""
+        run = self.config.run
+        self.events.on(RunStarted("train", self.config.to_mapping(), self.update, run.updates))
+        try:
+            first = await self._evaluate({}) if self.update == 0 else None
+            last = first
+            while not self._finished():
+                metrics = await self._cycle()
+                if self._finished() or self.update % run.evaluate_every == 0:
+                    last = await self._evaluate(metrics)
+                else:
+                    self.events.on(Measured(self.update, metrics))
+                if self._finished() or self.update % run.checkpoint_every == 0:
+                    self._save()
+            last = last or await self._evaluate({})
+        except asyncio.CancelledError:
+            self.ledger.rollback()
+            self._save()
+            self.events.on(RunEnded("interrupted"))
+            raise
+        except Exception as error:
+            self.events.on(RunEnded(f"{type(error).__name__}: {error}"))
+            raise
+        finally:
+            await self.policy.close()
+        self.events.on(RunEnded("done"))
+        return RunResult(
+            first=first,
+            last=last,
+            updates=self.update,
+            env_steps=self.env_steps,
+            policy_tokens=self.policy_tokens,
+            train_seconds=self.train_seconds,
+        )
+
+    def _finished(self) -> bool:
+        run = self.config.run
+        return self.update >= run.updates or bool(run.env_steps and self.env_steps >= run.env_steps)
+
+    async def _cycle(self) -> dict[str, float]:
+        """One batch: grow, credit, update. Returns its metrics."""
+        started = time.monotonic()
+        trees = await self._grow_batch()
+        grown = time.monotonic()
+        metrics = rollout_metrics(trees) | apply(self.rule, trees)
+        self.events.on(TreesGrown(self.update + 1, "train", trees))
+        self.events.on(PhaseStarted("update"))
+        metrics |= self.learner.update(trees)
+        self.policy.weights_changed()
+        self.ledger.commit()
+        self.update += 1
+        spent = sum(int(tree.meta["env_steps"]) for tree in trees)
+        sampled = sum(tree.sampled_tokens for tree in trees)
+        self.env_steps += spent
+        self.policy_tokens += sampled
+        ended = time.monotonic()
+        self.train_seconds += ended - started
+        return metrics | {
+            "progress/env_steps": float(self.env_steps),
+            "progress/policy_tokens": float(self.policy_tokens),
+            "progress/epoch": self.ledger.epoch,
+            "progress/train_s": self.train_seconds,
+            "time/rollout_s": grown - started,
+            "time/update_s": ended - grown,
+            "time/tokens_per_s": sampled / max(grown - started, 1e-9),
+        }
+
+    async def _grow_batch(self) -> list[Tree]:
+        """`rollout.trees` trees with at least one path that counts; tasks whose environment broke are refilled."""
+        rollout = self.config.rollout
+        trees: list[Tree] = []
+        broken = 0
+        self.events.on(PhaseStarted("rollout"))
+        for attempt in range(1 + rollout.retries):
+            missing = rollout.trees - len(trees)
+            if not missing:
+                break
+            grown = await collect(
+                self.ledger.draw(missing),
+                self.policy,
+                self.plan,
+                options=self.options,
+                budget=self.tree_budget,
+                seed=derive(self.config.run.seed, "rollout", self.update, attempt),
+                live_paths=rollout.live_paths,
+                retries=rollout.retries,
+                on_leaf=lambda tree, leaf: self.events.on(PathFinished(tree, leaf)),
+            )
+            usable = [t for t in grown if t is not None and not all(t.void(leaf) for leaf in t.leaves)]
+            broken += len(grown) - len(usable)
+            trees += usable
+        paths = sum(len(t.leaves) for t in trees)
+        void = sum(t.void(leaf) for t in trees for leaf in t.leaves)
+        if not trees or (void + broken) / (paths + broken) > rollout.max_fault_share:
+            raise HarnessFault(
+                f"update {self.update + 1}: {void + broken} of {paths + broken} paths ended in faults, "
+                f"more than rollout.max_fault_share = {rollout.max_fault_share}: the environments are broken; "
+                "the log names each fault, and the last checkpoint can be resumed"
+            )
+        return trees
+
+    async def _evaluate(self, metrics: dict[str, float]) -> Evaluation:
+        """Play the held-out tasks, and report their numbers together with those of the update."""
+        self.events.on(PhaseStarted("eval", len(self.held_out) * self.config.tasks.attempts))
+        started = time.monotonic()
+        evaluation = await evaluate(
+            self.held_out,
+            self.policy,
+            attempts=self.config.tasks.attempts,
+            options=self.options,
+            seed=derive(self.config.run.seed, "eval"),
+            live_paths=self.config.rollout.live_paths,
+            on_leaf=lambda tree, leaf: self.events.on(PathFinished(tree, leaf)),
+        )
+        progress = {"progress/env_steps": float(self.env_steps), "time/eval_s": time.monotonic() - started}
+        self.events.on(Measured(self.update, metrics | progress | evaluation.metrics()))
+        return evaluation
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def _save(self) -> None:
+        if self._saved == self.update:
+            return
+
+        def write(folder: Path) -> None:
+            save_weights(self.policy, folder / "policy")
+            torch.save(self.learner.state(), folder / "state.pt")
+            counters = {
+                "update": self.update,
+                "env_steps": self.env_steps,
+                "policy_tokens": self.policy_tokens,
+                "train_seconds": self.train_seconds,
+                "ledger": self.ledger.state(),
+                "config": self.config.to_mapping(),
+            }
+            (folder / "run.json").write_text(json.dumps(counters, indent=1), encoding="utf-8")
+
+        save_checkpoint(self.folder / "checkpoints", self.update, write, keep=self.config.run.keep_checkpoints)
+        self._saved = self.update
+
+    def _restore(self, resume: bool) -> None:
+        newest = newest_checkpoint(self.folder / "checkpoints")
+        if not resume:
+            if newest is not None:
+                raise CheckpointError(f"{self.folder} holds a run already: resume it, or choose another folder")
+            return
+        if newest is None:
+            raise CheckpointError(f"{self.folder} has no checkpoint to resume from: start without --resume")
+        counters: dict[str, Any] = json.loads((newest / "run.json").read_text(encoding="utf-8"))
+        _refuse_other_config(counters["config"], self.config.to_mapping())
+        load_weights(self.policy, newest / "policy")
+        self.learner.load(torch.load(newest / "state.pt", weights_only=True))
+        self.ledger.load(counters["ledger"])
+        self.update, self.env_steps = counters["update"], counters["env_steps"]
+        self.policy_tokens, self.train_seconds = counters["policy_tokens"], counters["train_seconds"]
+        self.policy.weights_changed(version=self.update)
+        self._saved = self.update
+        logger.info("resuming from %s", newest)
+
+
+_MAY_CHANGE = {("run", name) for name in ("updates", "env_steps", "evaluate_every", "checkpoint_every")} | {
+    ("run", "keep_checkpoints"),
+    ("run", "keep_trees_every"),
+    ("rollout", "live_paths"),
+}
+"""Fields that a resumed run may set anew: how long it goes on and what it keeps."""
+
+
+def _refuse_other_config(old: dict[str, Any], new: dict[str, Any]) -> None:
+    for section in sorted(old.keys() | new.keys()):
+        before, after = old.get(section, {}), new.get(section, {})
+        for name in sorted(before.keys() | after.keys()):
+            if before.get(name) != after.get(name) and (section, name) not in _MAY_CHANGE:
+                raise CheckpointError(
+                    f"the checkpoint was made with {section}.{name} = {before.get(name)!r}, "
+                    f"this run has {after.get(name)!r}: start a new run in another folder"
+                )
+
+
+def _local_policy(config: TrainConfig) -> LocalPolicy:
+    kind, _, source = config.policy.spec.partition(":")
+    if kind != "local" or not source:
+        raise ConfigError(
+            f"training needs a policy whose weights are here, like local:sprout or local:./folder; got {config.policy.spec!r}"
+        )
+    policy = LocalPolicy.load(source)
+    policy.model = with_adapter(policy.model, config.policy, seed=derive(config.run.seed, "adapter"))
+    return policy
+
+
+__all__ = ["RunResult", "Trainer", "train"]

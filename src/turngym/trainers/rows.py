@@ -1,0 +1,113 @@
+"""Scored trees to rows of tokens: the flat layout.
+
+A row is one context exactly as the policy saw it: the spans from a context start down to the last trained action. A
+path that restarted its context k times gives k + 1 rows. Every action is trained once, in the first row that holds
+it; later rows that share it carry it as context only. So the sum over rows is the sum over nodes, whatever the
+branching, and a rollout's weight does not depend on the number of its contexts.
+
+`packing` lays the same tokens out without repeating shared prefixes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from turngym.errors import ConfigError, TreeError
+from turngym.trainers.credit import LOWER_CLIP_EXTRA
+from turngym.tree import Node, Tree
+from turngym.types import FloatArray, IntArray
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """`T` tokens of context, of which `M` are trained."""
+
+    ids: IntArray
+    "`(T,)`"
+    targets: IntArray
+    "`(M,)` positions in `ids` of the trained tokens, ascending, each ≥ 1"
+    behaviour_logprobs: FloatArray
+    "`(M,)` recorded when sampled"
+    advantages: FloatArray
+    "`(M,)`"
+    lower_clip_extra: FloatArray
+    "`(M,)`"
+    version: IntArray
+    "`(M,)` policy version that sampled each"
+
+
+def rows_of(trees: Iterable[Tree], *, renderer_hash: str) -> list[Row]:
+    """The rows of every tree, as `tree_rows` gives them.
+
+    Raises:
+        ConfigError: for a tree that another renderer made: its ids mean something else.
+    """
+    rows: list[Row] = []
+    for tree in trees:
+        if tree.renderer_hash != renderer_hash:
+            raise ConfigError(
+                f"{tree.rollout_id} was rendered by {tree.renderer_hash or 'nobody'}, this policy renders as {renderer_hash}: "
+                "train on trees that were sampled with the same tokenizer and template"
+            )
+        rows += tree_rows(tree)
+    return rows
+
+
+def tree_rows(tree: Tree) -> list[Row]:
+    """The rows of one scored tree; actions whose advantage is None are not trained, rows without any are left out.
+
+    Raises:
+        TreeError: where an action stands at the very start of a context: nothing predicts its first token.
+    """
+    rows: list[Row] = []
+    owned: set[int] = set()
+    for leaf in tree.leaves:
+        for segment in tree.segments(leaf):
+            nodes = [tree[i] for i in segment]
+            trained = [n for n in nodes if n.is_action and n.index not in owned and n.advantage is not None]
+            trained = [n for n in trained if n.loss_mask.any()]
+            if trained:
+                owned.update(n.index for n in trained)
+                rows.append(_row(nodes, {n.index for n in trained}))
+    return rows
+
+
+def _row(nodes: Sequence[Node], trained: set[int]) -> Row:
+    last = max(i for i, node in enumerate(nodes) if node.index in trained)
+    spans: list[IntArray] = []
+    columns: list[tuple[npt.NDArray[np.int64], FloatArray, FloatArray, FloatArray, IntArray]] = []
+    start = 0
+    for node in nodes[: last + 1]:
+        spans.append(node.ids)
+        if node.index in trained:
+            mask = node.loss_mask
+            count = int(mask.sum())
+            columns.append(
+                (
+                    start + np.flatnonzero(mask),
+                    node.logprobs[mask],
+                    np.broadcast_to(np.asarray(node.advantage, np.float32), mask.shape)[mask],
+                    np.full(count, node.metrics.get(LOWER_CLIP_EXTRA, 0.0), np.float32),
+                    node.version[mask],
+                )
+            )
+        start += node.ids.size
+    targets, behaviour, advantages, extra, version = (np.concatenate(c) for c in zip(*columns, strict=True))
+    if targets[0] == 0:
+        raise TreeError(f"{nodes[0].tree.rollout_id}: node {nodes[0].index} is an action at the start of a context")
+    return Row(np.concatenate(spans), targets.astype(np.int32), behaviour, advantages, extra, version)
+
+
+def signal_only(rows: Sequence[Row]) -> list[Row]:
+    """Rows with at least one advantage that is not 0: the others have no gradient, unless a penalty gives one."""
+    return [row for row in rows if np.any(row.advantages)]
+
+
+def trained_paths(tree: Tree) -> int:
+    """Paths with at least one trained action: each counts once, into however many contexts it was split."""
+    scored = {node.index for node in tree if node.is_action and node.advantage is not None}
+    return sum(not scored.isdisjoint(tree.path(leaf)) for leaf in tree.leaves)

@@ -1,0 +1,24 @@
+"""A policy's weights to a folder and back, bit for bit: the whole model, or the adapter alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from turngym.agents.policies.local import LocalPolicy
+
+
+def save_weights(policy: LocalPolicy, folder: Path) -> None:
+    """Write a folder that transformers (or, for an adapter, PEFT) and `local:FOLDER` load."""
+    policy.model.save_pretrained(folder, safe_serialization=True)
+    policy.tokenizer.save_pretrained(folder)
+
+
+def load_weights(policy: LocalPolicy, folder: Path) -> None:
+    """Put the weights that `save_weights` wrote into the policy's model, in place."""
+    if hasattr(policy.model, "peft_config"):
+        from peft import load_peft_weights, set_peft_model_state_dict  # noqa: PLC0415 - only for adapters
+
+        set_peft_model_state_dict(policy.model, load_peft_weights(str(folder)))
+        return
+    dtype = next(policy.model.parameters()).dtype
+    policy.model.load_state_dict(type(policy.model).from_pretrained(folder, dtype=dtype).state_dict())
