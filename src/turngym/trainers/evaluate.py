@@ -1,0 +1,167 @@
+"""Evaluate a policy: every task a number of times, results as they come, resumable.
+
+Each attempt is an independent path from the task's first observation, so one task is one tree that branches at its
+root. Seeds belong to the place of a task in the list, so an evaluation that was stopped and resumed finds what an
+uninterrupted one would have found. What may be concluded is in `trainers.results` and `trainers.statistics`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from turngym.agents.branching import Decisions, Fork, Purse
+from turngym.agents.grow import MakeEnv, grow, make_env
+from turngym.agents.loop import LoopOptions
+from turngym.agents.policy import Policy
+from turngym.agents.rollout.scheduler import run_all
+from turngym.envs.state import state_digest
+from turngym.errors import ConfigError, EnvFault
+from turngym.events import Listener, Listeners, PathFinished, PhaseStarted, TreesGrown
+from turngym.seeding import derive
+from turngym.tasks.task import Task
+from turngym.trainers.results import Attempt, Evaluation, Journal, TaskResult, compare
+from turngym.trainers.statistics import Comparison, Estimate
+from turngym.tree import Tree
+from turngym.types import Outcome
+
+logger = logging.getLogger(__name__)
+
+__all__ = ["Attempt", "Comparison", "Estimate", "Evaluation", "TaskResult", "compare", "evaluate"]
+
+
+async def evaluate(
+    tasks: Sequence[Task],
+    policy: Policy,
+    *,
+    attempts: int = 1,
+    options: LoopOptions | None = None,
+    seed: int = 0,
+    live_paths: int = 64,
+    retries: int = 2,
+    folder: Path | None = None,
+    resume: bool = False,
+    listeners: Sequence[Listener] = (),
+    update: int = 0,
+    make_env: MakeEnv = make_env,
+) -> Evaluation:
+    """Play every task `attempts` times and return what came out, in the order of the tasks.
+
+    Args:
+        tasks: what to play; ids must differ, since statistics cluster by task.
+        policy: who plays; stays open.
+        attempts: paths per task, with different seeds.
+        options: how each path is played.
+        seed: root of every random number.
+        live_paths: paths that are live at once; trees are opened no faster than that.
+        retries: how often a path that ended in a fault is played again.
+        folder: where results are kept as they come; None keeps them in memory alone.
+        resume: go on with the evaluation in `folder`: tasks whose attempts all count are not played again.
+        listeners: told of each path, and of the trees at the end.
+        update: number of the update that the policy stands at, for the listeners.
+        make_env: makes the environment of a task.
+
+    Raises:
+        ConfigError: for a task that stands twice, or options that policy and environment can't honour.
+        CheckpointError: for a `folder` that holds another evaluation; names what differs.
+    """
+    if attempts < 1 or live_paths < 1:
+        raise ConfigError(f"need attempts ≥ 1 and live_paths ≥ 1, got {attempts} and {live_paths}")
+    options = options or LoopOptions()
+    known: dict[str, TaskResult] = {}
+    for task in tasks:
+        if task.task_id in known:
+            raise ConfigError(f"{task.task_id!r} stands twice: to play a task more often, raise attempts")
+        known[task.task_id] = TaskResult(task_id=task.task_id)
+    journal = None
+    if folder is not None:
+        journal = Journal(folder, _config(tasks, policy, attempts, options, seed), resume=resume)
+        known |= journal.results
+    run = _Run(policy, attempts, options, seed, retries, live_paths, Listeners(listeners), make_env)
+    open_tasks = [(i, t) for i, t in enumerate(tasks) if len(known[t.task_id].attempts) < attempts]
+    started = time.monotonic()
+    run.listeners.on(PhaseStarted("eval", len(open_tasks) * attempts))
+
+    async def play(index: int, task: Task) -> None:
+        result = await run.play(index, task)
+        known[task.task_id] = result if journal is None else journal.record(result)
+
+    try:
+        await run_all(play(i, t) for i, t in open_tasks)
+    finally:
+        if journal is not None:
+            journal.close()
+    run.listeners.on(TreesGrown(update, "eval", [run.trees[i] for i in sorted(run.trees)]))
+    return Evaluation(
+        policy=policy.name,
+        attempts=attempts,
+        results=tuple(known[task.task_id] for task in tasks),
+        seconds=time.monotonic() - started,
+    )
+
+
+class _Run:
+    """What all tasks of one evaluation share."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        attempts: int,
+        options: LoopOptions,
+        seed: int,
+        retries: int,
+        live_paths: int,
+        listeners: Listeners,
+        make_env: MakeEnv,
+    ) -> None:
+        self.policy, self.attempts, self.options, self.seed = policy, attempts, options, seed
+        self.retries, self.listeners, self.make_env = retries, listeners, make_env
+        self.paths, self.open_trees = asyncio.Semaphore(live_paths), asyncio.Semaphore(live_paths)
+        self.trees: dict[int, Tree] = {}
+
+    async def play(self, index: int, task: Task) -> TaskResult:
+        """All attempts at the task at place `index`."""
+        leaves: list[int] = []
+
+        def plan(tree: Tree, purse: Purse, rng: np.random.Generator) -> Decisions:
+            leaves.extend((yield [Fork(0, self.attempts)]))
+
+        try:
+            async with self.open_trees:
+                tree = await grow(
+                    task,
+                    self.policy,
+                    plan,
+                    options=self.options,
+                    seed=derive(self.seed, "tree", index),
+                    rollout_id=f"{task.task_id}@{self.seed}.{index}",
+                    retries=self.retries,
+                    slots=self.paths,
+                    on_leaf=lambda tree, leaf: self.listeners.on(PathFinished(tree, leaf)),
+                    make_env=self.make_env,
+                )
+        except EnvFault as error:
+            logger.warning("%s: not played: %s", task.task_id, error)
+            return TaskResult(task_id=task.task_id, faults={str(Outcome.ENV_FAULT): 1 + self.retries})
+        self.trees[index] = tree
+        return TaskResult.of(tree, leaves)
+
+
+def _config(
+    tasks: Sequence[Task], policy: Policy, attempts: int, options: LoopOptions, seed: int
+) -> dict[str, Any]:
+    """Everything that results depend on, as plain data."""
+    return {
+        "policy": {"name": policy.name, "version": policy.version, "renderer_hash": policy.renderer.hash},
+        "tasks": {"count": len(tasks), "digest": state_digest(list(tasks))},
+        "attempts": attempts,
+        "seed": seed,
+        "options": dataclasses.asdict(options),
+    }
