@@ -7,7 +7,9 @@ key, snapshot, stop, outcome, metrics, log) is set through its properties, which
 
 from __future__ import annotations
 
+import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
@@ -224,6 +226,24 @@ def raw_key(value: str | None, rollout_id: str) -> bytes:
     if len(raw) != 16 or len(value) != 32:  # fromhex skips white space
         raise TreeError(f"{rollout_id}: a state key is 32 hex digits, got {value!r}")
     return raw
+
+
+def as_json(entry: Mapping[str, Any]) -> str:
+    """`entry` as ASCII JSON, equal exactly where the entries are: NaN is NaN, and −0.0 is not 0.0.
+
+    NumPy scalars become plain numbers. A lone surrogate survives; a high one that is followed by a low one comes
+    back as the one character that the pair encodes.
+
+    Raises:
+        TypeError, ValueError: where JSON has no word for a value.
+    """
+    return json.dumps(entry, sort_keys=True, default=_plain)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"{type(value).__name__} {value!r} is not a word or a number")
 
 
 def _put(column: dict[int, Any], index: int, value: Any) -> None:

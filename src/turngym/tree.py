@@ -14,7 +14,6 @@ Storage is one set of arrays for the whole tree (13 bytes a token, about 60 a no
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -24,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from turngym.errors import TreeError
-from turngym.node import Kind, Node, Origin, Sparse, raw_key
+from turngym.node import Kind, Node, Origin, Sparse, as_json, raw_key
 from turngym.types import IntArray
 
 FORMAT_VERSION = 1
@@ -260,9 +259,9 @@ class Tree:
             == (other.task_id, other.rollout_id, other.seed, other.renderer_hash)
             and all(a.tobytes() == b.tobytes() for a, b in zip(self.columns(), other.columns(), strict=True))
             and (mine.stop, mine.outcome) == (theirs.stop, theirs.outcome)
-            and _as_json({0: self.meta}) == _as_json({0: other.meta})
-            and _as_json(mine.metrics) == _as_json(theirs.metrics)
-            and _as_json(mine.log) == _as_json(theirs.log)
+            and as_json(self.meta) == as_json(other.meta)
+            and _filled(mine.metrics) == _filled(theirs.metrics)
+            and _filled(mine.log) == _filled(theirs.log)
             and mine.advantages.keys() == theirs.advantages.keys()
             and all(a.tobytes() == theirs.advantages[i].tobytes() for i, a in mine.advantages.items())
         )
@@ -402,9 +401,6 @@ def _grown(array: npt.NDArray[Any], used: int, size: int, fill: Any = None) -> n
     return new
 
 
-def _as_json(column: Mapping[int, Mapping[str, Any]]) -> dict[int, str]:
-    """Entries as words that are equal exactly where the numbers are (NaN is NaN, and −0.0 is not 0.0).
-
-    Leaves out the empty dicts that reading `node.metrics` leaves behind.
-    """
-    return {index: json.dumps(entry, sort_keys=True, default=str) for index, entry in column.items() if entry}
+def _filled(column: Mapping[int, Mapping[str, Any]]) -> dict[int, str]:
+    """Entries as JSON, without the empty dicts that reading `node.metrics` leaves behind."""
+    return {index: as_json(entry) for index, entry in column.items() if entry}
