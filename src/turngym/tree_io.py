@@ -276,11 +276,11 @@ def _arrow(name: str = "pyarrow") -> Any:
         ) from error
 
 
-def arrowarrow_schema() -> Any:
+def arrow_schema() -> Any:
     """The columns as a `pyarrow.Schema`.
 
     `datasets` guesses the types of a JSON file from its first 10 MB and fails where a column holds only nulls there
-    and numbers later; `features=datasets.Features.from_arrow_schema(arrowarrow_schema())` leaves nothing to guess.
+    and numbers later; `features=datasets.Features.from_arrow_schema(arrow_schema())` leaves nothing to guess.
 
     Raises:
         MissingDependency: without pyarrow.
