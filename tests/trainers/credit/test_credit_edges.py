@@ -1,0 +1,230 @@
+"""Faults, budgets, groups of one, equal returns, trees that can't be scored."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+from credit_trees import Leaf, Turn, actions, grow
+
+from turngym.errors import ConfigError, CreditError, UnknownName
+from turngym.trainers.credit import CRITICAL_TURN, LOWER_CLIP_EXTRA, RULES, apply, get_rule
+from turngym.tree import Kind, Origin, Tree
+from turngym.types import Outcome, StopReason
+
+every_rule = pytest.mark.parametrize("name", RULES)
+
+VOID = Leaf(1.0, StopReason.ENV_FAULT)
+CUT = Leaf(0.0, StopReason.TURNS)
+
+
+@every_rule
+def test_a_group_of_one_gets_0_and_not_its_reward(name):
+    tree = grow([[[1.0]]])
+    assert list(get_rule(name)(tree).advantages.values()) == [0.0, 0.0, 0.0]
+
+
+@every_rule
+@pytest.mark.parametrize("value", [0.1, 1 / 3, 1e-300, -7.3e5])
+@pytest.mark.parametrize("size", [2, 3, 7, 49])
+def test_equal_returns_get_exactly_0(name, value, size):
+    tree = grow([value] * size + [[value] * size, [[value] * 3]])
+    for options in [{}, {"pool": 0.7}] if name == "tree" else [{}]:
+        credit = get_rule(name, **options)(tree)
+        assert set(credit.advantages.values()) == {0.0}
+        assert credit.zero_variance
+
+
+@every_rule
+def test_the_order_of_equal_rewards_is_not_variance(name):
+    # .1 + .2 + .3 and .3 + .2 + .1 differ in the last bit when they are added one by one
+    def chain(*rewards: float) -> Turn:
+        a, b, c = rewards
+        return Turn([Turn([Leaf(c)], reward=b)], reward=a)
+
+    credit = get_rule(name)(grow([chain(0.1, 0.2, 0.3), chain(0.3, 0.2, 0.1)]))
+    assert set(credit.advantages.values()) == {0.0}
+
+
+@every_rule
+@pytest.mark.parametrize("stop", [StopReason.ENV_FAULT, StopReason.HARNESS_FAULT, StopReason.ABORTED])
+def test_a_fault_is_in_no_statistic_and_trains_nothing(name, stop):
+    clean = grow([1.0, 0.0, 0.0])
+    broken = grow([1.0, 0.0, 0.0, Leaf(None, stop), [Leaf(1.0, stop)]])
+    with_fault = get_rule(name)(broken)
+    assert with_fault.advantages == get_rule(name)(clean).advantages
+    assert (with_fault.rollouts, with_fault.void) == (3, 2)
+
+
+@every_rule
+def test_a_fault_below_a_branching_leaves_the_tree_as_if_it_never_grew(name):
+    clean, broken = grow([[1.0], 0.0]), grow([[1.0, VOID], 0.0])
+    values = [list(get_rule(name)(tree).advantages.values()) for tree in (clean, broken)]
+    assert values[0] == pytest.approx(values[1])
+
+
+@every_rule
+def test_a_tree_of_faults_trains_nothing(name):
+    tree = grow([VOID, [VOID, VOID]])
+    credit = get_rule(name)(tree)
+    assert (credit.advantages, credit.rollouts, credit.void) == ({}, 0, 3)
+    assert get_rule(name)(Tree(task_id="t", rollout_id="empty")).advantages == {}
+
+
+@every_rule
+def test_a_path_without_an_action_trains_nothing(name):
+    tree = Tree(task_id="t", rollout_id="long prompt")
+    tree.add(-1, Kind.OBSERVATION, [0], origin=Origin.TEMPLATE)
+    tree[0].stop = StopReason.CONTEXT
+    credit = get_rule(name)(tree)
+    assert (credit.advantages, credit.rollouts) == ({}, 1)
+
+
+@every_rule
+def test_a_masked_path_is_counted_and_not_trained(name):
+    tree = grow([1.0, 1.0, [CUT], [CUT, 0.0]])
+    masked, failed = get_rule(name)(tree), get_rule(name, truncated="fail")(tree)
+    assert actions(tree) == [1, 2, 3, 5, 6, 8, 9]
+    assert sorted(masked.advantages) == [1, 2, 6, 9]  # 6 is shared with a path that ended by itself
+    assert sorted(failed.advantages) == [1, 2, 3, 5, 6, 8, 9]
+    assert masked.advantages[1] == pytest.approx(failed.advantages[1])  # same statistics
+    assert (masked.rollouts, masked.masked, failed.masked) == (5, 2, 0)
+
+
+@every_rule
+def test_a_success_at_the_limit_is_trained(name):
+    tree = grow([Leaf(1.0, StopReason.TURNS, Outcome.SUCCESS), 0.0])
+    assert len(get_rule(name)(tree).advantages) == 2
+
+
+@every_rule
+def test_a_limit_of_the_task_is_no_budget_of_ours(name):
+    assert len(get_rule(name)(grow([Leaf(0.0, StopReason.ENV_LIMIT), 1.0])).advantages) == 2
+
+
+@every_rule
+def test_what_cannot_be_scored_names_rule_tree_and_field(name):
+    rule = get_rule(name)
+    with pytest.raises(CreditError, match=rf"{name}: broken: leaf 2 has no stop"):
+        rule(grow([1.0, Leaf(0.0, None)], name="broken"))
+    with pytest.raises(CreditError, match=rf"{name}: broken: .* leaf 2 has a reward"):
+        rule(grow([1.0, Leaf(None)], name="broken"))
+    with pytest.raises(CreditError, match=rf"{name}: broken: the rewards .* sum to inf"):
+        rule(grow([Turn([Leaf(1.7e308)], reward=1.7e308), 0.0], name="broken"))
+
+
+@every_rule
+def test_a_path_cut_before_its_first_reward_has_earned_nothing(name):
+    tree = grow([1.0, Leaf(None, StopReason.CONTEXT)])
+    assert get_rule(name, truncated="fail")(tree).advantages[2] < 0
+
+
+@pytest.mark.parametrize("turn", [-1.0, 1.0, 0.5, np.nan, np.inf])
+def test_a_critical_turn_that_the_path_does_not_have_is_refused(turn):
+    tree = grow([1.0, 0.0])
+    tree[2].metrics[CRITICAL_TURN] = turn
+    with pytest.raises(CreditError, match=r"elpo: tree: critical_turn of leaf 2"):
+        get_rule("elpo")(tree)
+
+
+def test_a_critical_turn_of_a_fault_is_not_read():
+    tree = grow([1.0, 0.0, VOID])
+    tree[3].metrics[CRITICAL_TURN] = 99.0
+    assert get_rule("elpo")(tree).lower_clip_extra == {}
+
+
+# ---------------------------------------------------------------------- registry
+
+
+def test_unknown_names_and_options_are_refused_with_the_nearest():
+    with pytest.raises(UnknownName, match="Did you mean 'grpo'"):
+        get_rule("gpro")
+    with pytest.raises(UnknownName, match=r"'truncate'.*Did you mean 'truncated'"):
+        get_rule("grpo", truncate="mask")
+    with pytest.raises(UnknownName, match=r"std of credit rule grpo.*Known: population, unbiased"):
+        get_rule("grpo", std="sample")
+
+
+def test_an_option_of_another_rule_is_refused():
+    with pytest.raises(UnknownName, match="option of credit rule rloo 'std'"):
+        get_rule("rloo", std="unbiased")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"branch_share": 1.5}, {"branch_share": "0.5"}, {"critical_clip": -0.1}, {"branch_share": True}],
+)
+def test_values_out_of_range_are_refused_before_and_during_the_run(options):
+    with pytest.raises(ConfigError, match="elpo"):
+        get_rule("elpo", **options)
+    with pytest.raises(ConfigError, match="elpo"):
+        RULES["elpo"](grow([1.0, 0.0]), **options)
+
+
+def test_a_bound_rule_survives_pickling():
+    tree = grow([1.0, 0.0])
+    rule = get_rule("grpo", std="population")
+    assert pickle.loads(pickle.dumps(rule))(tree) == rule(tree)
+
+
+@every_rule
+def test_rules_leave_the_record_as_it_was(name):
+    spec = [[1.0, 0.0, CUT], 0.0, VOID]
+    tree = grow(spec)
+    get_rule(name)(tree)
+    assert tree == grow(spec)
+
+
+# ---------------------------------------------------------------------- apply
+
+
+def test_apply_writes_what_the_rule_says_and_nothing_else():
+    tree = grow([1.0, 0.0, CUT, VOID])
+    apply(get_rule("dr_grpo"), [tree])
+    assert [node.advantage for node in tree] == [
+        None,
+        pytest.approx(2 / 3),
+        pytest.approx(-1 / 3),
+        None,
+        None,
+    ]
+
+
+def test_apply_removes_what_an_earlier_rule_wrote():
+    tree = grow([1.0, [0.0]])
+    tree[4].metrics[CRITICAL_TURN] = 0.0
+    apply(get_rule("elpo"), [tree])
+    assert [node.metrics.get(LOWER_CLIP_EXTRA) for node in tree] == [None, None, 0.115, None, 0.115]
+    apply(get_rule("grpo"), [tree])
+    assert [node.metrics.get(LOWER_CLIP_EXTRA) for node in tree] == [None] * 5
+    tree[1].stop = StopReason.ENV_FAULT
+    apply(get_rule("grpo"), [tree])
+    assert [node.advantage for node in tree] == [None, None, 0.0, None, 0.0]
+
+
+def test_apply_counts():
+    trees = [grow([1.0, 0.0]), grow([1.0, 1.0, CUT, VOID]), grow([1.0, 1.0]), grow([1.0]), grow([VOID])]
+    statistics = apply(get_rule("dr_grpo"), trees)
+    assert statistics == {
+        "credit/trees": 5,
+        "credit/rollouts": 8,
+        "credit/void_rollouts": 2,
+        "credit/masked_rollouts": 1,
+        "credit/trained_nodes": 7,
+        "credit/empty_share": 0.2,
+        "credit/single_share": 0.2,
+        "credit/zero_variance_share": 0.2,  # the second has a masked 0 in its group
+        "credit/mean": pytest.approx((0.5 - 0.5 + 1 / 3 + 1 / 3) / 7),
+        "credit/abs_mean": pytest.approx((0.5 + 0.5 + 1 / 3 + 1 / 3) / 7),
+        "credit/abs_max": 0.5,
+        "credit/nonzero_share": pytest.approx(4 / 7),
+    }
+    assert apply(get_rule("grpo"), [])["credit/trees"] == 0
+
+
+def test_apply_scores_every_tree_before_it_writes_one():
+    good, bad = grow([1.0, 0.0]), grow([1.0, Leaf(None)])
+    with pytest.raises(CreditError):
+        apply(get_rule("grpo"), [good, bad])
+    assert good[1].advantage is None
