@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import subprocess
 import sys
 from importlib.metadata import EntryPoint, EntryPoints
@@ -9,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from turngym.agents import policies
-from turngym.agents.policies import load_policy
+from turngym.agents.policies import KINDS, load_policy
 from turngym.agents.policies.scripted import Mixture, Oracle
 from turngym.errors import ConfigError, MissingDependency, UnknownName
 
@@ -67,10 +67,19 @@ def test_a_malformed_spec_says_how_to_write_it(spec: str, says: str) -> None:
     assert says in str(caught.value)
 
 
+def wall(name: str, **options: Any) -> Any:
+    return "made", name, options
+
+
 def test_another_package_adds_a_kind_by_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
-    point = EntryPoint("mirror", "collections:OrderedDict", policies.ENTRY_POINTS)
-    monkeypatch.setattr(policies, "entry_points", lambda group: EntryPoints([point]).select(group=group))
-    monkeypatch.setattr(EntryPoint, "load", lambda self: lambda name, **options: ("made", name, options))
+    point = EntryPoint("mirror", f"{__name__}:wall", "turngym.policies")
+    found = importlib.metadata.entry_points
+    monkeypatch.setattr(
+        importlib.metadata,
+        "entry_points",
+        lambda group: EntryPoints([point]) if group == point.group else found(group=group),
+    )
+    monkeypatch.setattr(KINDS, "_things", dict(KINDS._things))
     made: Any = load_policy("mirror:wall?size=3")
     assert made == ("made", "wall", {"size": 3})
     with pytest.raises(UnknownName, match="Did you mean 'mirror'"):
@@ -80,7 +89,7 @@ def test_another_package_adds_a_kind_by_entry_point(monkeypatch: pytest.MonkeyPa
 def test_without_torch_a_local_policy_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "turngym.agents.policies.local", raising=False)
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(MissingDependency, match=r"needs torch: pip install 'turngym\[train\]'"):
+    with pytest.raises(MissingDependency, match=r"torch.* To get it: pip install 'turngym\[train\]'"):
         load_policy("local:sprout")
 
 

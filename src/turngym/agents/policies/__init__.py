@@ -15,18 +15,21 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 from turngym.agents.policies.scripted import Mixture, Oracle
 from turngym.agents.policy import Policy
-from turngym.errors import ConfigError, MissingDependency, unknown_name
+from turngym.errors import ConfigError, unknown_name
 from turngym.options import call_with, parse_options
+from turngym.registry import Registry, import_extra
 
-ENTRY_POINTS = "turngym.policies"
+MakePolicy = Callable[..., Policy]
+"""Called with the NAME of a spec and its options as keywords."""
 
-__all__ = ["ENTRY_POINTS", "known_kinds", "load_policy"]
+KINDS = Registry[MakePolicy]("kind of policy", entry_points="turngym.policies")
+
+__all__ = ["KINDS", "MakePolicy", "load_policy"]
 
 
 def load_policy(spec: str) -> Policy:
@@ -46,27 +49,10 @@ def load_policy(spec: str) -> Policy:
         known = [*(f"scripted:{n}" for n in _SCRIPTED), *(f"local:{n}" for n in _SHIPPED)]
         near = difflib.get_close_matches(spec, known, n=1, cutoff=0.4) or ["local:sprout"]
         raise ConfigError(
-            f"a policy is written KIND:NAME, got {spec!r}. Did you mean {near[0]!r}? Kinds: {_listing()}"
+            f"a policy is written KIND:NAME, got {spec!r}. Did you mean {near[0]!r}? Kinds: {', '.join(KINDS.names())}"
         )
     options = parse_options(query.split("&") if query else (), where=f"policy {spec!r}")
-    if kind == "scripted":
-        return _scripted(name, options)
-    if kind == "local":
-        return _local(name, options)
-    found = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
-    if kind not in found:
-        raise unknown_name("kind of policy", kind, known_kinds())
-    policy: Policy = found[kind].load()(name, **options)
-    return policy
-
-
-def known_kinds() -> list[str]:
-    """Every kind that a spec can name here."""
-    return sorted({"scripted", "local", *(point.name for point in entry_points(group=ENTRY_POINTS))})
-
-
-def _listing() -> str:
-    return ", ".join(known_kinds())
+    return KINDS.get(kind)(name, **options)
 
 
 def _epsilon(*, epsilon: float) -> Policy:
@@ -83,32 +69,27 @@ def _random() -> Policy:
     return Mixture(1.0)
 
 
-_SCRIPTED: Mapping[str, Callable[..., Policy]] = {"oracle": _oracle, "random": _random, "epsilon": _epsilon}
+_SCRIPTED: Mapping[str, MakePolicy] = {"oracle": _oracle, "random": _random, "epsilon": _epsilon}
 _SHIPPED = ("sprout",)
 
 
-def _scripted(name: str, options: Mapping[str, Any]) -> Policy:
+def _scripted(name: str, **options: Any) -> Policy:
     if name not in _SCRIPTED:
         raise unknown_name("scripted policy", name, _SCRIPTED)
     policy: Policy = call_with(_SCRIPTED[name], options, what=f"policy 'scripted:{name}'")
     return policy
 
 
-def _local(name: str, options: Mapping[str, Any]) -> Policy:
-    if (
-        name not in _SHIPPED
-        and not Path(name).exists()
-        and difflib.get_close_matches(name, _SHIPPED, cutoff=0.7)
-    ):
-        raise unknown_name(
-            "local model", name, _SHIPPED, hint="A folder or a hub name (org/name) works, too."
-        )
-    try:
-        from turngym.agents.policies.local import LocalPolicy  # noqa: PLC0415 - torch loads here, and only here
-    except ModuleNotFoundError as error:
-        package = (error.name or "").partition(".")[0]
-        if package == "turngym":
-            raise
-        raise MissingDependency(f"a local policy needs {package}: pip install 'turngym[train]'") from error
-    policy: Policy = call_with(LocalPolicy.load, options, what=f"policy 'local:{name}'", given=(name,))
+def _local(name: str, **options: Any) -> Policy:
+    if name not in _SHIPPED and not Path(name).exists():
+        misspelt = difflib.get_close_matches(name, _SHIPPED, cutoff=0.7)
+        if misspelt:
+            hint = "A folder or a hub name (org/name) works, too."
+            raise unknown_name("local model", name, _SHIPPED, hint=hint)
+    local = import_extra("turngym.agents.policies.local", extra="train")
+    policy: Policy = call_with(local.LocalPolicy.load, options, what=f"policy 'local:{name}'", given=(name,))
     return policy
+
+
+KINDS.add("scripted", _scripted)
+KINDS.add("local", _local)
