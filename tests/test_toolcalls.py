@@ -96,7 +96,7 @@ def test_a_malformed_call_is_answered_with_what_is_wrong(body: str, words: str) 
         ("-1e999", "too large"),
         ("1" + "0" * 5000, "5001 digits"),
         ("9" * 309, "309 digits"),
-        ("-" + "9" * 308, "309 digits"),  # the sign is counted: one digit less, and never one too many
+        ("-" + "9" * 309, "309 digits"),
     ],
 )
 def test_a_number_that_floats_cannot_hold_is_refused(number: str, words: str) -> None:
@@ -105,8 +105,9 @@ def test_a_number_that_floats_cannot_hold_is_refused(number: str, words: str) ->
 
 
 def test_the_largest_integer_that_passes_is_a_float() -> None:
-    (call,) = parse_calls(with_argument("9" * 308))  # type: ignore[misc]
-    assert float(call.arguments["x"]) == pytest.approx(1e308)
+    for sign in ("", "-"):
+        (call,) = parse_calls(with_argument(sign + "9" * 308))  # type: ignore[misc]
+        assert abs(float(call.arguments["x"])) == pytest.approx(1e308)
 
 
 @pytest.mark.parametrize("half", ["\\ud800", "\\uDFFF", "\ud800", "a\\ud83d \\ude00"])
@@ -125,12 +126,9 @@ def test_nesting_stops_at_32_levels() -> None:
     (call,) = parse_calls(with_argument("[" * 31 + "]" * 31))  # type: ignore[misc]
     copy.deepcopy(call.arguments)
     state_digest(call.arguments)
-    for levels in (32, 33, 500, 10_000, 40_000):
+    for levels in (32, 33, 500, 10_000):
         assert "nested deeper" in error(with_argument("[" * levels + "]" * levels))
-        assert (
-            "nested deeper" in error(with_argument('{"a":' * levels + "1" + "}" * levels)[:100_000])
-            or levels > 10_000
-        )
+        assert "nested deeper" in error(with_argument('{"a":' * levels + "1" + "}" * levels))
 
 
 def test_wide_is_not_deep() -> None:
