@@ -231,7 +231,6 @@ class Trainer:
 
     async def _evaluate(self, metrics: dict[str, float]) -> Evaluation:
         """Play the held-out tasks, and report their numbers together with those of the update."""
-        self.events.on(PhaseStarted("eval", len(self.held_out) * self.config.tasks.attempts))
         started = time.monotonic()
         evaluation = await evaluate(
             self.held_out,
@@ -240,7 +239,9 @@ class Trainer:
             options=self.options,
             seed=derive(self.config.run.seed, "eval"),
             live_paths=self.config.rollout.live_paths,
-            on_leaf=lambda tree, leaf: self.events.on(PathFinished(tree, leaf)),
+            retries=self.config.rollout.retries,
+            listeners=[self.events],
+            update=self.update,
         )
         progress = {"progress/env_steps": float(self.env_steps), "time/eval_s": time.monotonic() - started}
         self.events.on(Measured(self.update, metrics | progress | evaluation.metrics()))

@@ -148,7 +148,7 @@ class Evaluation:
                 out |= {name: estimate.value, f"{name}_low": estimate.low, f"{name}_high": estimate.high}
         attempts = [a for r in self.results for a in r.attempts]
         if attempts:
-            out["return"] = math.fsum(a.reward for a in attempts) / len(attempts)
+            out["reward"] = math.fsum(a.reward for a in attempts) / len(attempts)
             out["turns"] = sum(a.turns for a in attempts) / len(attempts)
         outcomes, stops = Counter(a.outcome for a in attempts), Counter(a.stop for a in attempts)
         faults: Counter[str] = sum((Counter(r.faults) for r in self.results), Counter())
