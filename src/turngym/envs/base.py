@@ -15,67 +15,31 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import functools
-import inspect
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from enum import StrEnum
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, ClassVar, Self
 
 import gymnasium
+import numpy as np
 
+from turngym.envs.episode import (
+    Episode,
+    Forking,
+    Snapshot,
+    bound_arguments,
+    clean_text,
+    constructor_options,
+    reply_digest,
+    reply_messages,
+)
 from turngym.envs.spaces import Utf8Text
 from turngym.envs.state import state_digest
 from turngym.errors import ConfigError, EnvFault, ForkDiverged, TurngymError, unknown_name
-from turngym.types import Message, Reply
+from turngym.types import Reply
 
 Step = tuple[str, float, bool, bool, dict[str, Any]]
-
-
-class Forking(StrEnum):
-    """How an environment forks."""
-
-    EXACT = "exact"
-    REPLAY = "replay"
-    NONE = "none"
-
-
-@dataclass(slots=True)
-class Episode:
-    """What the base class remembers about the running episode: enough to replay it and to compare."""
-
-    rng_state: Mapping[str, Any]
-    "state of `np_random` before `start`"
-    options: dict[str, Any] | None
-    actions: list[str] = field(default_factory=list)
-    digests: list[str] = field(default_factory=list)
-    "one digest per observation; the first belongs to the reset"
-    observation: str = ""
-    over: bool = False
-
-    def copy(self) -> Episode:
-        """A copy that shares nothing mutable."""
-        return Episode(
-            self.rng_state, self.options, self.actions.copy(), self.digests.copy(), self.observation, self.over
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """A point of an episode that `restore` returns to. Belongs to one class and set of constructor arguments."""
-
-    env_class: type[TurnEnv]
-    state: Any
-    "a private copy of the state (exact), or None (replay)"
-    rng_state: Mapping[str, Any]
-    episode: Episode
-    state_key: str
-
-    @property
-    def turn(self) -> int:
-        """Number of actions taken before the snapshot."""
-        return len(self.episode.actions)
 
 
 class TurnEnv(gymnasium.Env[str, str]):
@@ -107,7 +71,7 @@ class TurnEnv(gymnasium.Env[str, str]):
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         """Remember the constructor's arguments, so that `fork` can make a sibling; refuse unknown ones."""
-        known = _constructor_options(cls)
+        known = constructor_options(cls.__init__)
         if known is not None:
             for name in kwargs:
                 if name not in known:
@@ -127,7 +91,9 @@ class TurnEnv(gymnasium.Env[str, str]):
         super().__init_subclass__(**kwargs)
         for sync, asynchronous in (("start", "start_async"), ("act", "act_async")):
             if sync in vars(cls) and asynchronous in vars(cls):
-                raise ConfigError(f"{cls.__name__}: write either {sync} or {asynchronous}; the base class supplies the other")
+                raise ConfigError(
+                    f"{cls.__name__}: write {sync} or {asynchronous}; the base class supplies the other"
+                )
 
     # ------------------------------------------------------------------ what an author writes
 
@@ -149,11 +115,11 @@ class TurnEnv(gymnasium.Env[str, str]):
 
     def get_state(self) -> Any:
         """Everything that the future depends on, except `np_random` (the base class carries that)."""
-        raise NotImplementedError(f"{type(self).__name__} has forking=exact and must define get_state and set_state")
+        raise NotImplementedError(f"{type(self).__name__} has forking=exact: define get_state and set_state")
 
     def set_state(self, state: Any) -> None:
         """Put back what `get_state` gave; the object is private to this environment."""
-        raise NotImplementedError(f"{type(self).__name__} has forking=exact and must define get_state and set_state")
+        raise NotImplementedError(f"{type(self).__name__} has forking=exact: define get_state and set_state")
 
     def copy_state(self, state: Any) -> Any:
         """A copy that shares nothing mutable. Override where `copy.deepcopy` is slow or wrong."""
@@ -161,15 +127,17 @@ class TurnEnv(gymnasium.Env[str, str]):
 
     # ------------------------------------------------------------------ Gymnasium
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[str, dict[str, Any]]:
         """Begin an episode. The same seed gives the same episode.
 
         Raises:
             EnvFault: where the environment can't start.
         """
-        self._open(seed, options)
+        chosen = self._open(seed, options)
         try:
-            reply = self._run("start", options or {})
+            reply = self._run("start", chosen)
         except Exception as error:
             raise self._fault("reset", error) from error
         return self._opened(reply)
@@ -192,25 +160,36 @@ class TurnEnv(gymnasium.Env[str, str]):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[str, dict[str, Any]]:
         """`reset` without blocking the event loop."""
-        self._open(seed, options)
+        chosen = self._open(seed, options)
         try:
-            reply = await self.start_async(options or {})
+            reply = await self.start_async(chosen)
+        except asyncio.CancelledError:
+            self._episode = None  # nobody knows how far it came
+            raise
         except Exception as error:
             raise self._fault("reset", error) from error
         return self._opened(reply)
 
     async def step_async(self, action: str) -> Step:
-        """`step` without blocking the event loop."""
+        """`step` without blocking the event loop. One that is cancelled voids the episode."""
         self._check_action(action)
         try:
             reply = await self.act_async(action)
+        except asyncio.CancelledError:
+            self._episode = None
+            raise
         except Exception as error:
             raise self._fault("step", error) from error
         return self._stepped(action, reply)
 
-    def render(self) -> str | None:  # type: ignore[override]
+    def render(self) -> str | None:
         """The last observation, in render mode `ansi`."""
         return self._episode.observation if self.render_mode == "ansi" and self._episode else None
+
+    @property
+    def observation(self) -> str:
+        """The last observation's text."""
+        return self._running().observation
 
     def close(self) -> None:
         """Release everything. Safe to call twice."""
@@ -241,33 +220,54 @@ class TurnEnv(gymnasium.Env[str, str]):
         if self.forking is Forking.NONE:
             raise ConfigError(f"{type(self).__name__} can't be forked (forking=none): use root groups on it")
         state = self.copy_state(self.get_state()) if self.forking is Forking.EXACT else None
-        return Snapshot(type(self), state, self._rng_state(), episode.copy(), self.state_key())
+        return Snapshot(type(self), self._bound(), state, self._rng_state(), episode.copy(), self.state_key())
 
     def restore(self, snapshot: Snapshot) -> None:
         """Return to `snapshot`, and verify that the state is the one it was taken in.
 
         Raises:
-            ForkDiverged: where it is not; `turn` names the first turn whose observation differs.
+            ConfigError: for a snapshot of another class, or of one made with other arguments.
+            ForkDiverged: where the state differs; `turn` names the first turn whose reply differs. The episode is
+                void then: `reset` or another `restore` starts a new one.
         """
-        if snapshot.env_class is not type(self):
-            raise ConfigError(f"a snapshot of {snapshot.env_class.__name__} can't be restored in {type(self).__name__}")
-        if snapshot.state is None:
-            self._replay(snapshot.episode)
+        self._check_snapshot(snapshot)
+        if self.forking is Forking.EXACT:
+            self._put_back(snapshot)
         else:
-            self.np_random.bit_generator.state = snapshot.rng_state
-            self._episode = snapshot.episode.copy()
-            self.set_state(self.copy_state(snapshot.state))
-        if self.state_key() != snapshot.state_key:
-            raise ForkDiverged(
-                f"{type(self).__name__}: state differs after restoring turn {snapshot.turn}", turn=snapshot.turn
-            )
+            for action in self._replaying(snapshot.episode):
+                if action is None:
+                    self.reset(options=snapshot.episode.options)
+                else:
+                    self.step(action)
+        self._verify(snapshot)
+
+    async def restore_async(self, snapshot: Snapshot) -> None:
+        """`restore` without blocking the event loop."""
+        self._check_snapshot(snapshot)
+        if self.forking is Forking.EXACT:
+            self._put_back(snapshot)
+        else:
+            for action in self._replaying(snapshot.episode):
+                if action is None:
+                    await self.reset_async(options=snapshot.episode.options)
+                else:
+                    await self.step_async(action)
+        self._verify(snapshot)
 
     def fork(self, n: int = 1) -> list[Self]:
         """`n` environments in this state, isolated from it and from each other."""
         snapshot = self.snapshot()
-        children = [self.sibling() for _ in range(n)]
-        for child in children:
-            child.restore(snapshot)
+        with self._siblings(n) as children:
+            for child in children:
+                child.restore(snapshot)
+        return children
+
+    async def fork_async(self, n: int = 1) -> list[Self]:
+        """`fork` without blocking the event loop."""
+        snapshot = self.snapshot()
+        with self._siblings(n) as children:
+            for child in children:
+                await child.restore_async(snapshot)
         return children
 
     def sibling(self) -> Self:
@@ -277,68 +277,116 @@ class TurnEnv(gymnasium.Env[str, str]):
         other.spec = self.spec
         return other
 
-    def _replay(self, episode: Episode) -> None:
-        self.np_random.bit_generator.state = episode.rng_state
-        self.reset(options=episode.options)
-        mine = self._running()
-        for turn, digest in enumerate(episode.digests):
-            if turn:
-                self.step(episode.actions[turn - 1])
-            if mine.digests[turn] != digest:
+    @contextmanager
+    def _siblings(self, n: int) -> Iterator[list[Self]]:
+        """`n` siblings, closed again where what is done with them fails."""
+        children: list[Self] = []
+        try:
+            children.extend(self.sibling() for _ in range(n))
+            yield children
+        except BaseException:
+            for child in children:
+                child.close()
+            raise
+
+    def _check_snapshot(self, snapshot: Snapshot) -> None:
+        if snapshot.env_class is not type(self):
+            raise ConfigError(
+                f"a snapshot of {snapshot.env_class.__name__} can't be restored in {type(self).__name__}"
+            )
+        if snapshot.arguments != self._bound():
+            raise ConfigError(
+                f"a snapshot of {type(self).__name__} made with {dict(snapshot.arguments)} can't be restored in one "
+                f"made with {self._bound()}: use env.sibling()"
+            )
+
+    def _put_back(self, snapshot: Snapshot) -> None:
+        self.np_random.bit_generator.state = snapshot.rng_state
+        self._episode = snapshot.episode.copy()
+        self.set_state(self.copy_state(snapshot.state))
+
+    def _replaying(self, recorded: Episode) -> Generator[str | None, None, None]:
+        """Yield what repeats `recorded` (None for the reset, then each action), and compare every reply."""
+        self.np_random.bit_generator.state = recorded.rng_state
+        for turn, digest in enumerate(recorded.digests):
+            yield recorded.actions[turn - 1] if turn else None
+            if self._running().digests[turn] != digest:
+                self._episode = None
                 raise ForkDiverged(
-                    f"{type(self).__name__}: replay gives another observation at turn {turn}", turn=turn
+                    f"{type(self).__name__}: replay gives another reply at turn {turn}", turn=turn
                 )
+
+    def _verify(self, snapshot: Snapshot) -> None:
+        if self.state_key() != snapshot.state_key:
+            self._episode = None
+            raise ForkDiverged(
+                f"{type(self).__name__}: the state differs after restoring turn {snapshot.turn}",
+                turn=snapshot.turn,
+            )
 
     # ------------------------------------------------------------------ inside
 
-    def _run(self, hook: str, argument: Any) -> Reply:
+    def _run(self, hook: str, argument: Any) -> Any:
         """Call the author's hook, through an event loop of this environment where it is async."""
         if getattr(type(self), f"{hook}_async") is getattr(TurnEnv, f"{hook}_async"):
-            reply: Reply = getattr(self, hook)(argument)
-            return reply
+            return getattr(self, hook)(argument)
+        if _in_event_loop():
+            raise ConfigError(
+                f"{type(self).__name__} is asynchronous: inside an event loop, await reset_async, step_async, "
+                "restore_async and fork_async"
+            )
         if self._runner is None:
             self._runner = asyncio.Runner()
         return self._runner.run(getattr(self, f"{hook}_async")(argument))
 
-    def _open(self, seed: int | None, options: dict[str, Any] | None) -> None:
+    def _open(self, seed: int | None, options: dict[str, Any] | None) -> dict[str, Any]:
+        """Begin to remember an episode; returns the options that `start` is given."""
         super().reset(seed=seed)
-        self._episode = Episode(self._rng_state(), options)
+        kept = copy.deepcopy(options) if options else None
+        self._episode = Episode(self._rng_state(), kept)
+        return kept or {}
 
     def _rng_state(self) -> Mapping[str, Any]:
         state: Mapping[str, Any] = self.np_random.bit_generator.state
         return state
 
+    def _bound(self) -> dict[str, Any]:
+        return bound_arguments(type(self), *self._arguments)
+
     def _opened(self, reply: Reply) -> tuple[str, dict[str, Any]]:
+        reply = self._checked("reset", reply)
         episode = self._running()
-        text = self._checked(reply)
-        episode.observation = text
-        episode.digests.append(_digest(text, reply))
-        return text, {**reply.info, "messages": self._messages(reply, text, first=True)}
+        episode.observation = reply.text
+        episode.digests.append(reply_digest(reply.text, reply))
+        return reply.text, {**reply.info, "messages": reply_messages(reply, "user")}
 
     def _stepped(self, action: str, reply: Reply) -> Step:
+        reply = self._checked("step", reply)
         episode = self._running()
-        text = self._checked(reply)
-        episode.observation = text
+        episode.observation = reply.text
         episode.actions.append(action)
-        episode.digests.append(_digest(text, reply))
-        episode.over = reply.terminated or reply.truncated
-        info = {**reply.info, "messages": self._messages(reply, text, first=False)}
+        episode.digests.append(reply_digest(reply.text, reply))
+        episode.over = bool(reply.terminated or reply.truncated)
+        info = {**reply.info, "messages": reply_messages(reply, "tool")}
         if episode.over:
             info["success"] = reply.success
-        return text, float(reply.reward), bool(reply.terminated), bool(reply.truncated), info
+        return reply.text, float(reply.reward), bool(reply.terminated), bool(reply.truncated), info
 
-    def _messages(self, reply: Reply, text: str, *, first: bool) -> list[Message]:
-        if reply.messages is not None:
-            return list(reply.messages)
-        return [Message("user" if first else "tool", text)]
-
-    def _checked(self, reply: Reply) -> str:
-        low, high = self.reward_range
-        if not low <= reply.reward <= high:  # false for NaN as well
-            raise self._fault("step", ValueError(f"reward {reply.reward!r} is not in [{low}, {high}]"))
+    def _checked(self, where: str, reply: Any) -> Reply:
+        """`reply` with clean text; a reply that breaks the contract is a fault of the environment."""
+        if not isinstance(reply, Reply) or not isinstance(reply.text, str):
+            raise self._fault(where, TypeError(f"expected a Reply with text, got {str(reply)[:80]}"))
+        low, high = self.reward_range if where == "step" else (0, 0)  # Gymnasium's reset has no reward
+        reward = reply.reward
+        if not (
+            isinstance(reward, (int, float, np.number)) and low <= reward <= high and math.isfinite(reward)
+        ):
+            raise self._fault(
+                where, ValueError(f"reward {reward!r} is not a finite number in [{low}, {high}]")
+            )
         if len(reply.text) > self.max_observation_chars:
-            raise self._fault("step", ValueError(f"observation of {len(reply.text)} characters"))
-        return reply.text if reply.text.isascii() else reply.text.encode("utf-8", "replace").decode()
+            raise self._fault(where, ValueError(f"observation of {len(reply.text)} characters"))
+        return reply if reply.text.isascii() else replace(reply, text=clean_text(reply.text))
 
     def _check_action(self, action: str) -> None:
         if not isinstance(action, str):
@@ -359,16 +407,12 @@ class TurnEnv(gymnasium.Env[str, str]):
         return EnvFault(f"{type(self).__name__}.{where} failed: {type(error).__name__}: {error}")
 
 
-@functools.cache
-def _constructor_options(cls: type) -> frozenset[str] | None:
-    parameters = inspect.signature(cls.__init__).parameters.values()
-    if any(p.kind is p.VAR_KEYWORD for p in parameters):
-        return None
-    return frozenset(p.name for p in parameters if p.name != "self")
+def _in_event_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
-def _digest(text: str, reply: Reply) -> str:
-    return state_digest(text, float(reply.reward), bool(reply.terminated), bool(reply.truncated))
-
-
-__all__ = ["Forking", "Snapshot", "Step", "TurnEnv"]
+__all__ = ["Episode", "Forking", "Snapshot", "Step", "TurnEnv"]

@@ -6,8 +6,11 @@ so a replayed state would differ from a copied one.
 
 from __future__ import annotations
 
+import copyreg
 import dataclasses
 import hashlib
+import random
+import re
 import struct
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -19,22 +22,31 @@ import numpy as np
 
 from turngym.errors import ConfigError
 
+_PICKLE = 4
+
 
 def state_digest(*parts: Any) -> str:
     """32 hex digits (BLAKE2b-128) of the values of `parts`, whatever their identity.
 
-    Takes None, bool, int, float, str, bytes, enums, NumPy arrays, generators and scalars, dataclasses, mappings,
-    sets, sequences of those, and plain objects by their `__dict__`. Mappings and sets are sorted by digest.
+    Takes None, bool, int, float, str, bytes, enums, compiled patterns, NumPy arrays and scalars, random generators,
+    dataclasses, mappings, sets, sequences of those, and plain objects by their attributes. Mappings and sets are
+    sorted by digest.
 
     Raises:
-        ConfigError: for a type without a canonical form, naming it; override `TurnEnv.state_key` then.
+        ConfigError: for a type without a canonical form (an object whose state Python can't see, a cycle), naming
+            it; override `TurnEnv.state_key` then.
 
     >>> state_digest({"a": 1, "b": [2.0]}) == state_digest({"b": [2.0], "a": 1}) != state_digest({"a": 1})
     True
     """
     sink = hashlib.blake2b(digest_size=16)
-    for part in parts:
-        _feed(part, sink.update)
+    try:
+        for part in parts:
+            _feed(part, sink.update)
+    except RecursionError as error:
+        raise ConfigError(
+            "no canonical digest for a state that contains itself: override state_key()"
+        ) from error
     return sink.hexdigest()
 
 
@@ -66,6 +78,10 @@ def _feed(value: Any, put: Callable[[bytes], object]) -> None:  # noqa: PLR0912 
             _feed(value.item(), put)
         case np.random.Generator():
             _feed(value.bit_generator.state, put)
+        case random.Random():
+            _feed(value.getstate(), put)
+        case re.Pattern():
+            _feed((value.pattern, value.flags), put)
         case Mapping():
             put(b"m%d:" % len(value))
             for key in sorted(state_digest(k, v) for k, v in value.items()):
@@ -88,7 +104,20 @@ def _feed_object(value: Any, put: Callable[[bytes], object]) -> None:
         for f in dataclasses.fields(value):
             put(f.name.encode() + b"=")
             _feed(getattr(value, f.name), put)
-    elif not isinstance(value, type) and not callable(value) and hasattr(value, "__dict__"):
-        _feed(vars(value), put)
+    elif _is_plain(value):
+        _feed(value.__reduce_ex__(_PICKLE)[2], put)
     else:
-        raise ConfigError(f"no canonical digest for {type(value).__qualname__}: override state_key() in the environment")
+        raise ConfigError(
+            f"no canonical digest for {type(value).__qualname__}: override state_key() in the environment"
+        )
+
+
+def _is_plain(value: Any) -> bool:
+    """True where attributes and slots are the whole state. Pickle knows: it refuses what hides some of it."""
+    if callable(value):
+        return False
+    try:
+        rebuild, arguments, *_ = value.__reduce_ex__(_PICKLE)
+    except TypeError:
+        return False
+    return rebuild is copyreg.__newobj__ and arguments == (type(value),)  # type: ignore[attr-defined]
