@@ -1,0 +1,29 @@
+"""The examples run as they stand."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+def run(name: str) -> str:
+    """What `python -W error examples/<name>` prints."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", EXAMPLES / name],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_hello_wins_on_the_optimal_branch_and_not_on_the_random_one() -> None:
+    lines = run("hello.py").splitlines()
+    assert lines[0].startswith("Take the key of the door's colour")
+    assert "optimal: success True, reward 1.0" in lines
+    assert "random: success False, reward 0.0" in lines
