@@ -13,8 +13,11 @@ JSON file see `arrow_schema`). The columns:
     state_key, stop, outcome  words, null where none
     metrics, log              JSON objects as text (and so is meta)
     ids, origin, version      one integer a token; an origin is a `tree.Origin`
-    logprobs                  one float32 a token, null where the token was not sampled
+    logprobs                  one float32 for each token with origin 0 (sampled), and none for the others
     advantages                one float32 a token where a credit rule gave one to each, else null
+
+`logprobs` holds no nulls for the tokens between, since Arrow's JSON reader, and so `datasets`, loses leading nulls of
+a list (apache/arrow#51305).
 
 A file is written beside its place and moved there when it is complete, so a save that is killed leaves the
 previous file. Snapshots are handles into a running process and are not saved. JSON Lines needs nothing beyond
@@ -39,7 +42,7 @@ import orjson
 
 from turngym.errors import ConfigError, MissingDependency, TreeError
 from turngym.node import as_json
-from turngym.tree import FORMAT_VERSION, Tree
+from turngym.tree import FORMAT_VERSION, Origin, Tree
 from turngym.tree_rows import KINDS, NODE_COLUMNS, TOKEN_COLUMNS, Rows, Spans, refuse, trees_of
 
 T = TypeVar("T")
@@ -147,6 +150,13 @@ def _node_columns(tree: Tree, number: int, trees: int) -> dict[str, list[Any]]:
     }
 
 
+def _scores(tree: Tree) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
+    """Log-probs of the sampled tokens, and where those of each node end."""
+    _, ends, *_, origin, logprobs, _ = tree.columns()
+    sampled = origin == int(Origin.SAMPLED)
+    return logprobs[sampled], np.concatenate([[0], np.cumsum(sampled)])[ends]
+
+
 def _nullable(column: npt.NDArray[np.float64]) -> list[float | None]:
     return [None if value != value else value for value in column.tolist()]  # noqa: PLR0124 - NaN
 
@@ -176,22 +186,24 @@ def _check_names(path: Path, names: Iterable[str], row: str = "") -> None:
 
 
 def _write_jsonl(trees: list[Tree], file: BinaryIO) -> None:
-    option = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE  # NumPy's NaN becomes null
+    option = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE
     for number, tree in enumerate(trees):
         columns = _node_columns(tree, number, len(trees))
-        _, ends, *_, ids, origin, logprobs, version = tree.columns()
-        logprobs = _decimal(logprobs)
+        _, ends, *_, ids, origin, _, version = tree.columns()
+        scores, score_ends = _scores(tree)
+        scores = _decimal(scores)
         advantages = tree._sparse.advantages
-        start = 0
-        for node, (end, *values) in enumerate(zip(ends.tolist(), *columns.values(), strict=True)):
+        start, first = 0, 0
+        bounds = zip(ends.tolist(), score_ends.tolist(), *columns.values(), strict=True)
+        for node, (end, last, *values) in enumerate(bounds):
             row = dict(zip(columns, values, strict=True))
             row["ids"] = ids[start:end]
             row["origin"] = origin[start:end]
-            row["logprobs"] = logprobs[start:end]
+            row["logprobs"] = scores[first:last]
             row["version"] = version[start:end]
             row["advantages"] = _decimal(advantages[node]) if node in advantages else None
             file.write(orjson.dumps(row, option=option))
-            start = end
+            start, first = end, last
 
 
 def _decimal(values: npt.NDArray[np.float32]) -> npt.NDArray[np.floating[Any]]:
@@ -308,9 +320,10 @@ def _write_parquet(trees: list[Tree], file: BinaryIO) -> None:
 def _batch(tree: Tree, number: int, trees: int, pa: Any, schema: Any) -> Any:
     columns = _node_columns(tree, number, trees)
     arrays = [pa.array(values, schema.field(name).type) for name, values in columns.items()]
-    _, ends, *_, ids, origin, logprobs, version = tree.columns()
-    offsets = pa.array(np.concatenate([[0], ends]).astype(np.int32))
-    for flat in (ids, origin, pa.array(logprobs, from_pandas=True), version):  # from_pandas: NaN becomes null
+    _, ends, *_, ids, origin, _, version = tree.columns()
+    scores, score_ends = _scores(tree)
+    for flat, flat_ends in ((ids, ends), (origin, ends), (scores, score_ends), (version, ends)):
+        offsets = pa.array(np.concatenate([[0], flat_ends]).astype(np.int32))
         arrays.append(pa.ListArray.from_arrays(offsets, flat))
     advantages = tree._sparse.advantages
     arrays.append(pa.array([advantages.get(i) for i in range(len(tree))], schema.field("advantages").type))
@@ -343,5 +356,5 @@ def _arrow_spans(column: Any, path: Path, name: str) -> Spans:
     if dtype.kind == "f":
         return Spans(lengths, values.to_numpy(zero_copy_only=False))  # null becomes NaN
     spans = Spans(lengths, values.fill_null(0).to_numpy())
-    refuse(path, name, spans.rows_with(nulls), f"not every element is a {dtype.name}")
+    refuse(path, name, spans.count(nulls) > 0, f"not every element is a {dtype.name}")
     return spans

@@ -74,10 +74,10 @@ class Spans:
     def __post_init__(self) -> None:
         self.ends = np.cumsum(np.maximum(self.lengths, 0))
 
-    def rows_with(self, tokens: Mask) -> Mask:
-        """`(rows,)` True where `tokens` `(values,)` is True for a value of the row."""
-        before = np.concatenate([[0], np.cumsum(tokens)])
-        out: Mask = before[self.ends] != before[self.ends - np.maximum(self.lengths, 0)]
+    def count(self, values: Mask) -> npt.NDArray[np.int64]:
+        """`(rows,)` how many values of each row are True in `values` `(values,)`."""
+        before = np.concatenate([[0], np.cumsum(values)])
+        out: npt.NDArray[np.int64] = before[self.ends] - before[self.ends - np.maximum(self.lengths, 0)]
         return out
 
 
@@ -173,15 +173,16 @@ def _cuts(rows: Rows) -> list[slice]:
     cuts: list[slice] = []
     while row < total:
         cut = slice(row, row + max(int(nodes[row]), 1))
-        expected = np.arange(len(node[cut]))
-        for name, wrong in (
-            ("tree", tree[cut] != len(cuts)),
-            ("node", node[cut] != expected),
-            ("nodes", nodes[cut] != cut.stop - row),
-            ("trees", trees[cut] != trees[0]),
-        ):
+        wrong = {
+            "tree": tree[cut] != len(cuts),
+            "node": node[cut] != np.arange(len(node[cut])),
+            "nodes": nodes[cut] != cut.stop - row,
+            "trees": trees[cut] != trees[0],
+        }
+        if np.any(list(wrong.values())):
+            name = min(wrong, key=lambda name: (not wrong[name].any(), int(wrong[name].argmax())))
             words = f"rows are missing or out of order: expected tree {len(cuts)}, nodes 0 to {cut.stop - row - 1}"
-            refuse(rows.path, name, wrong, words, first_row=row)
+            refuse(rows.path, name, wrong[name], words, first_row=row)
         if cut.stop > total:
             raise TreeError(
                 f"{rows.path}, row {total}, node: the file ends after {total - row} of the {cut.stop - row} nodes of "
@@ -228,23 +229,23 @@ def _checked_columns(rows: Rows) -> dict[str, Any]:
 
 
 def _check_tokens(rows: Rows, kind: npt.NDArray[np.uint8]) -> None:
-    path, ids, origin = rows.path, rows.spans["ids"], rows.spans["origin"]
-    refuse(path, "ids", ids.lengths < 0, "null instead of the tokens of a node")
-    for name in ("origin", "logprobs", "version"):
-        refuse(path, name, rows.spans[name].lengths != ids.lengths, "not as many values as ids")
-    scores, version = rows.spans["logprobs"].flat, rows.spans["version"].flat
-    sampled = origin.flat == int(Origin.SAMPLED)
-    token_rules: tuple[tuple[str, Mask, str], ...] = (
-        ("origin", origin.flat > int(max(Origin)), f"an origin is 0 to {int(max(Origin))}"),
-        ("logprobs", np.isinf(scores), "a finite number or null is needed"),
-        ("logprobs", np.isnan(scores) == sampled, "exactly the sampled tokens (origin 0) carry a log-prob"),
-        ("version", ~sampled & (version != -1), "tokens that were not sampled have version -1"),
+    path, (ids, origin, scores, version) = (
+        rows.path,
+        (rows.spans[n] for n in ("ids", "origin", "logprobs", "version")),
     )
-    for name, wrong, words in token_rules:
-        if wrong.any():
-            refuse(path, name, ids.rows_with(wrong), words)
+    refuse(path, "ids", ids.lengths < 0, "null instead of the tokens of a node")
+    for name in ("origin", "version"):
+        refuse(path, name, rows.spans[name].lengths != ids.lengths, "not as many values as ids")
+    top = int(max(Origin))
+    refuse(path, "origin", origin.count(origin.flat > top) > 0, f"an origin is 0 to {top}")
+    sampled = origin.flat == int(Origin.SAMPLED)
     observation = kind == int(Kind.OBSERVATION)
-    refuse(path, "origin", observation & ids.rows_with(sampled), "an observation holds sampled tokens")
+    refuse(path, "origin", observation & (origin.count(sampled) > 0), "an observation holds sampled tokens")
+    wrong = version.count(~sampled & (version.flat != -1)) > 0
+    refuse(path, "version", wrong, "tokens that were not sampled have version -1")
+    wrong = scores.lengths != origin.count(sampled)
+    refuse(path, "logprobs", wrong, "exactly the sampled tokens (origin 0) have a log-prob")
+    refuse(path, "logprobs", scores.count(~np.isfinite(scores.flat)) > 0, "a finite number is needed")
 
 
 def _check_advantages(rows: Rows, columns: Mapping[str, Any]) -> None:
@@ -257,7 +258,7 @@ def _check_advantages(rows: Rows, columns: Mapping[str, Any]) -> None:
     refuse(
         path, "advantages", each & (spans.lengths != rows.spans["ids"].lengths), "not as many values as ids"
     )
-    refuse(path, "advantages", spans.rows_with(~np.isfinite(spans.flat)), "a finite number is needed")
+    refuse(path, "advantages", spans.count(~np.isfinite(spans.flat)) > 0, "a finite number is needed")
 
 
 # ---------------------------------------------------------------------- one tree
@@ -279,7 +280,7 @@ def _tree(rows: Rows, columns: Mapping[str, Any], cut: slice) -> Tree:
     tree._key = columns["state_key"][cut].copy()
     tree._ids = ids.flat[tokens].copy()
     tree._origin = rows.spans["origin"].flat[tokens].copy()
-    tree._logprobs = rows.spans["logprobs"].flat[tokens].copy()
+    tree._logprobs = _aligned_scores(rows, cut, tree._origin)
     tree._version = rows.spans["version"].flat[tokens].copy()
     for name in ("stop", "outcome", "metrics", "log"):
         setattr(tree._sparse, name, {i: v for i, v in enumerate(columns[name][cut]) if v is not None})
@@ -288,6 +289,15 @@ def _tree(rows: Rows, columns: Mapping[str, Any], cut: slice) -> Tree:
         end = spans.ends[cut.start + node]
         tree[node].advantage = spans.flat[end - lengths[node] : end]
     return tree
+
+
+def _aligned_scores(rows: Rows, cut: slice, origin: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
+    """Log-probs of the sampled tokens at their places, NaN elsewhere."""
+    scores = rows.spans["logprobs"]
+    last = int(scores.ends[cut.stop - 1])
+    out = np.full(origin.size, np.nan, np.float32)
+    out[origin == int(Origin.SAMPLED)] = scores.flat[last - int(scores.lengths[cut].sum()) : last]
+    return out
 
 
 def _empty_tree(rows: Rows, cut: slice) -> Tree:
@@ -299,6 +309,8 @@ def _empty_tree(rows: Rows, cut: slice) -> Tree:
         if column.count(column[0]) != len(column):
             wrong = np.array([value != column[0] for value in column])
             refuse(rows.path, name, wrong, "differs from the first row of its tree", first_row=cut.start)
+        if name != "seed" and not isinstance(column[0], str):
+            raise TreeError(f"{rows.path}, row {cut.start}, {name}: a text is needed, got {column[0]!r}")
     try:
         return Tree(**{**head, "meta": _entry(head["meta"])})
     except (TypeError, ValueError) as error:
