@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -58,12 +58,12 @@ class Course:
 
 
 COURSES = (
-    Course(env="turngym/Corridor-v0", count=1600, epsilon=0.5),
-    Course(env="turngym/Corridor-v0", count=500, epsilon=0.5, options={"rooms": 5}),
-    Course(env="turngym/Corridor-v0", count=500, epsilon=0.5, options={"rooms": 9, "one_way": 3}),
-    Course(env="turngym/GuessNumber-v0", count=700, epsilon=0.4),
-    Course(env="turngym/Mastermind-v0", count=500, epsilon=0.3),
-    Course(env="turngym/Ledger-v0", count=700, epsilon=0.05, options={"entries": 6, "accounts": 2, "page": 2}),
+    Course(env="turngym/Corridor-v0", count=1200, epsilon=0.5),
+    Course(env="turngym/Corridor-v0", count=300, epsilon=0.5, options={"rooms": 4, "one_way": 1}),
+    Course(env="turngym/Corridor-v0", count=400, epsilon=0.5, options={"rooms": 8, "one_way": 3}),
+    Course(env="turngym/GuessNumber-v0", count=450, epsilon=0.4),
+    Course(env="turngym/Mastermind-v0", count=400, epsilon=0.2),
+    Course(env="turngym/Ledger-v0", count=450, epsilon=0.05, options={"entries": 6, "accounts": 2, "page": 2}),
 )
 
 
@@ -78,7 +78,7 @@ class Recipe:
     layers: int = 4
     heads: int = 4
     feed_forward: int = 352
-    epochs: int = 4
+    epochs: int = 3
     batch: int = 32
     "episodes in one step"
     lr: float = 2e-3
@@ -126,16 +126,15 @@ def _texts(trees: Sequence[Tree]) -> Iterator[str]:
     for tree in trees:
         for node in tree:
             yield renderer.text(node.ids)
+            yield "assistant\n" if node.is_action else "tool\n"
 
 
 def train_tokenizer(texts: Iterator[str], vocabulary: int) -> PreTrainedTokenizerFast:
-    """A byte-level BPE that splits before spaces and between digits, with a ChatML template."""
+    """A byte-level BPE that splits before spaces, after newlines and around every digit, with a ChatML template."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Digits(individual_digits=True),
-            pre_tokenizers.Split(" ", behavior="merged_with_next"),
-            pre_tokenizers.Split("\n", behavior="isolated"),
+            pre_tokenizers.Split(Regex(r" ?[0-9]|[^ \n0-9]*\n| ?[^ \n0-9]+| "), behavior="isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )

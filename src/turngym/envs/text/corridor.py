@@ -65,10 +65,10 @@ class Corridor(TextGame[CorridorState]):
     def __init__(
         self,
         *,
-        rooms: int = 7,
+        rooms: int = 6,
         one_way: int = 2,
         decoys: int = 2,
-        slack: int = 6,
+        slack: int = 5,
         fold: Fold = "train",
         render_mode: str | None = None,
     ) -> None:
