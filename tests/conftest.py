@@ -7,6 +7,16 @@ import os
 from types import ModuleType
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# A busy machine is no failure, and in CI the same commit gets the same examples.
+settings.register_profile(
+    "turngym",
+    deadline=None,
+    derandomize=bool(os.environ.get("CI")),
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("turngym")
 
 
 def require(name: str, install: str) -> ModuleType:
