@@ -11,7 +11,8 @@ import asyncio
 import dataclasses
 import logging
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,16 @@ from turngym.agents.policy import Policy
 from turngym.agents.rollout.scheduler import run_all
 from turngym.envs.state import state_digest
 from turngym.errors import ConfigError, EnvFault
-from turngym.events import Listener, Listeners, PathFinished, PhaseStarted, TreesGrown
+from turngym.events import (
+    Listener,
+    Listeners,
+    Measured,
+    PathFinished,
+    PhaseStarted,
+    RunEnded,
+    RunStarted,
+    TreesGrown,
+)
 from turngym.seeding import derive
 from turngym.tasks.task import Task
 from turngym.trainers.results import Attempt, Evaluation, Journal, TaskResult, compare
@@ -50,6 +60,7 @@ async def evaluate(
     resume: bool = False,
     listeners: Sequence[Listener] = (),
     update: int = 0,
+    run_config: Mapping[str, Any] | None = None,
     make_env: MakeEnv = make_env,
 ) -> Evaluation:
     """Play every task `attempts` times and return what came out, in the order of the tasks.
@@ -64,8 +75,10 @@ async def evaluate(
         retries: how often a path that ended in a fault is played again.
         folder: where results are kept as they come; None keeps them in memory alone.
         resume: go on with the evaluation in `folder`: tasks whose attempts all count are not played again.
-        listeners: told of each path, and of the trees at the end.
+        listeners: told of each path, and at the end of the trees that were grown here.
         update: number of the update that the policy stands at, for the listeners.
+        run_config: announce the evaluation to the listeners as a run of its own, with this configuration; None
+            where it is part of a training run.
         make_env: makes the environment of a task.
 
     Raises:
@@ -74,37 +87,34 @@ async def evaluate(
     """
     if attempts < 1 or live_paths < 1:
         raise ConfigError(f"need attempts ≥ 1 and live_paths ≥ 1, got {attempts} and {live_paths}")
+    if len({task.task_id for task in tasks}) < len(tasks):
+        twice = next(i for i, n in Counter(task.task_id for task in tasks).items() if n > 1)
+        raise ConfigError(f"{twice!r} stands twice: to play a task more often, raise attempts")
     options = options or LoopOptions()
-    known: dict[str, TaskResult] = {}
-    for task in tasks:
-        if task.task_id in known:
-            raise ConfigError(f"{task.task_id!r} stands twice: to play a task more often, raise attempts")
-        known[task.task_id] = TaskResult(task_id=task.task_id)
     journal = None
     if folder is not None:
         journal = Journal(folder, _config(tasks, policy, attempts, options, seed), resume=resume)
-        known |= journal.results
     run = _Run(policy, attempts, options, seed, retries, live_paths, Listeners(listeners), make_env)
-    open_tasks = [(i, t) for i, t in enumerate(tasks) if len(known[t.task_id].attempts) < attempts]
-    started = time.monotonic()
-    run.listeners.on(PhaseStarted("eval", len(open_tasks) * attempts))
-
-    async def play(index: int, task: Task) -> None:
-        result = await run.play(index, task)
-        known[task.task_id] = result if journal is None else journal.record(result)
-
+    started, reason = time.monotonic(), "done"
+    if run_config is not None:
+        run.events.on(RunStarted("eval", run_config))
     try:
-        await run_all(play(i, t) for i, t in open_tasks)
+        results = await run.play_all(tasks, journal)
+        run.events.on(TreesGrown(update, "eval", [run.trees[i] for i in sorted(run.trees)]))
+        seconds = time.monotonic() - started
+        evaluation = Evaluation(policy=policy.name, attempts=attempts, results=results, seconds=seconds)
+        if run_config is not None:
+            run.events.on(Measured(update, evaluation.metrics()))
+    except BaseException as error:
+        stopped = isinstance(error, (asyncio.CancelledError, KeyboardInterrupt))
+        reason = "interrupted" if stopped else f"{type(error).__name__}: {error}"
+        raise
     finally:
         if journal is not None:
             journal.close()
-    run.listeners.on(TreesGrown(update, "eval", [run.trees[i] for i in sorted(run.trees)]))
-    return Evaluation(
-        policy=policy.name,
-        attempts=attempts,
-        results=tuple(known[task.task_id] for task in tasks),
-        seconds=time.monotonic() - started,
-    )
+        if run_config is not None:
+            run.events.on(RunEnded(reason))
+    return evaluation
 
 
 class _Run:
@@ -118,13 +128,27 @@ class _Run:
         seed: int,
         retries: int,
         live_paths: int,
-        listeners: Listeners,
+        events: Listeners,
         make_env: MakeEnv,
     ) -> None:
         self.policy, self.attempts, self.options, self.seed = policy, attempts, options, seed
-        self.retries, self.listeners, self.make_env = retries, listeners, make_env
+        self.retries, self.events, self.make_env = retries, events, make_env
         self.paths, self.open_trees = asyncio.Semaphore(live_paths), asyncio.Semaphore(live_paths)
         self.trees: dict[int, Tree] = {}
+
+    async def play_all(self, tasks: Sequence[Task], journal: Journal | None) -> tuple[TaskResult, ...]:
+        """A result per task: the journal's where all its attempts count, else from playing it now."""
+        known = {} if journal is None else dict(journal.results)
+        done = {i for i, r in known.items() if len(r.attempts) >= self.attempts}
+        missing = [(i, task) for i, task in enumerate(tasks) if task.task_id not in done]
+        self.events.on(PhaseStarted("eval", len(missing) * self.attempts))
+
+        async def play(index: int, task: Task) -> None:
+            result = await self.play(index, task)
+            known[task.task_id] = result if journal is None else journal.record(result)
+
+        await run_all(play(i, task) for i, task in missing)
+        return tuple(known[task.task_id] for task in tasks)
 
     async def play(self, index: int, task: Task) -> TaskResult:
         """All attempts at the task at place `index`."""
@@ -144,7 +168,7 @@ class _Run:
                     rollout_id=f"{task.task_id}@{self.seed}.{index}",
                     retries=self.retries,
                     slots=self.paths,
-                    on_leaf=lambda tree, leaf: self.listeners.on(PathFinished(tree, leaf)),
+                    on_leaf=lambda tree, leaf: self.events.on(PathFinished(tree, leaf)),
                     make_env=self.make_env,
                 )
         except EnvFault as error:

@@ -64,6 +64,19 @@ class Comparison:
     left_out: int
     "tasks that one of the two has no result for"
 
+    def metrics(self, prefix: str = "compare") -> dict[str, float]:
+        """The figures under the keys of `docs/metrics.md`."""
+        estimate = self.difference
+        return {
+            f"{prefix}/difference": estimate.value,
+            f"{prefix}/difference_low": estimate.low,
+            f"{prefix}/difference_high": estimate.high,
+            f"{prefix}/p_value": self.p_value,
+            f"{prefix}/better": float(self.better),
+            f"{prefix}/worse": float(self.worse),
+            f"{prefix}/left_out": float(self.left_out),
+        }
+
 
 def pass_at_k(attempts: int, successes: int, k: int) -> float:
     """Unbiased estimate of P(at least one of k attempts succeeds): 1 − C(n − c, k) / C(n, k).
