@@ -1,0 +1,37 @@
+"""Isolated machines for agents, that can be frozen, restored and forked while they run.
+
+base         the contract, the limits, the registry of backends
+bubblewrap   the default backend; `inside/` is what runs within its walls
+process      `unsafe-process`: the same contract with no isolation at all
+interpreter  Python and bash sessions
+lease        no sandbox outlives its owner; `warden` is the process that sees to it
+pool         warm sandboxes, reset from a snapshot
+selfcheck    the conformance suite and the attacks that every backend has to pass
+"""
+
+from turngym.sandbox.base import (
+    Backend,
+    ExecResult,
+    ForkLost,
+    Limits,
+    Sandbox,
+    SandboxLost,
+    Snapshot,
+    backend,
+    backends,
+)
+from turngym.sandbox.interpreter import CellResult, Interpreter
+
+__all__ = [
+    "Backend",
+    "CellResult",
+    "ExecResult",
+    "ForkLost",
+    "Interpreter",
+    "Limits",
+    "Sandbox",
+    "SandboxLost",
+    "Snapshot",
+    "backend",
+    "backends",
+]

@@ -1,0 +1,5 @@
+"""What runs inside a sandbox: the supervisor and the sessions.
+
+These modules are bound read-only into the sandbox as the package `turngym_inside` and run by its Python with no
+other package in reach, so they import the standard library and each other, nothing else.
+"""

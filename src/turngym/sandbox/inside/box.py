@@ -1,0 +1,199 @@
+"""Starts one command in namespaces of its own, below the supervisor.
+
+The one idea: every command and every session is alone. It has its own process ids, loopback and IPC, so nothing
+that it starts can outlive it, hide from its time limit, or be reached by another; they meet in files only. The
+first process of each (*the keeper*) is ours: it reaps orphans, reports what was used, and when it ends the kernel
+kills the rest.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import fcntl
+import json
+import os
+import resource
+import signal
+import socket
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from . import linux
+from .worlds import LAYERS, PLACES
+
+AGENT_ID = 1000
+REPORT, DOOR = 3, 4
+MAX_FAMILY_PIDS = 16_384
+_SAFE = linux.MS_NOSUID | linux.MS_NODEV
+
+
+class Plan(NamedTuple):
+    """What to run, and within what."""
+
+    argv: Sequence[str]
+    env: Mapping[str, str]
+    cwd: str
+    cpu_s: float
+    memory_mib: int
+    pids: int
+    forking: bool
+    "a live session that may fork: a wider filter, and a process limit that only the supervisor keeps"
+
+
+class Box:
+    """Namespaces that wait for their command. Making them takes longer than running one, so one is kept ready."""
+
+    def __init__(self, root: str, programs: Mapping[bool, bytes]) -> None:
+        """Start the keeper.
+
+        Args:
+            root: where the world is mounted.
+            programs: the system-call filter for a plan that is, or is not, `forking`.
+        """
+        report, report_in = os.pipe()
+        door, door_in = socket.socketpair()
+        own = os.open("/proc/self/ns/pid", os.O_RDONLY)
+        linux.unshare(linux.CLONE_NEWPID)
+        self.keeper = os.fork()
+        if self.keeper == 0:
+            _run_forked(lambda: _keeper(root, programs, report_in, door_in.fileno()))
+        linux.setns(own, linux.CLONE_NEWPID)
+        for fd in (own, report_in):
+            os.close(fd)
+        door_in.close()
+        self.report = report
+        """A pipe that carries the keeper's report and closes when everything is over."""
+        self._door = door
+
+    def start(self, plan: Plan, fds: Sequence[int]) -> None:
+        """Run `plan`.
+
+        Args:
+            plan: what to run.
+            fds: what becomes descriptors 0, 1, 2 and, for a session, 3 of it; the caller closes its own copies.
+
+        Raises:
+            OSError: the keeper has ended; its report says why.
+        """
+        words = json.dumps(plan).encode()
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]
+        with self._door:
+            sent = self._door.sendmsg([words], rights)
+            self._door.sendall(words[sent:])
+
+    def discard(self) -> None:
+        """End a box that is not needed."""
+        self._door.close()
+        os.kill(self.keeper, signal.SIGKILL)
+        os.waitpid(self.keeper, 0)
+        os.close(self.report)
+
+
+def _run_forked(body: Callable[[], None]) -> None:
+    """Run `body` in a forked child and end there, whatever happens."""
+    try:
+        body()
+    except BaseException as error:  # noqa: BLE001 - the boundary of a forked process
+        sys.stderr.write(f"turngym: {error!r}\n")
+        sys.stderr.flush()
+    finally:
+        os._exit(125)
+
+
+def _keeper(root: str, programs: Mapping[bool, bytes], report: int, door: int) -> None:
+    # The supervisor's own descriptors must not be reachable from here: a copied pipe end would also keep other
+    # commands' pipes from closing.
+    high = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 16) for fd in (report, door)]
+    os.dup2(high[0], REPORT, inheritable=False)
+    os.dup2(high[1], DOOR, inheritable=False)
+    os.closerange(DOOR + 1, 65536)
+    try:
+        _enter(root)
+        linux.drop_privileges()
+        plan, fds = _receive()
+        command = os.fork()
+    except OSError as error:
+        os.write(REPORT, json.dumps({"error": str(error)}).encode())
+        os._exit(125)
+    if command == 0:
+        _run_forked(lambda: _command(plan, fds, programs[plan.forking]))
+    for fd in (0, 1, 2, *fds):
+        os.close(fd)
+    os.write(REPORT, json.dumps(_reap(command)).encode())
+    os._exit(0)
+
+
+def _receive() -> tuple[Plan, list[int]]:
+    with socket.socket(fileno=DOOR) as door:
+        words, fds, _ = linux.recv_with_fds(door, 1 << 16)
+        while more := door.recv(1 << 16):
+            words += more
+    if not words:
+        os._exit(0)  # not needed after all
+    return Plan(*json.loads(words)), fds
+
+
+def _enter(root: str) -> None:
+    linux.unshare(linux.CLONE_NEWNS | linux.CLONE_NEWIPC | linux.CLONE_NEWNET)
+    linux.raise_loopback()
+    os.chdir("/")
+    for place in PLACES:
+        linux.mount(f"{root}/{place}", f"/{place}", None, linux.MS_BIND)
+    linux.umount(LAYERS)
+    linux.mount("proc", "/proc", "proc", _SAFE | linux.MS_NOEXEC)
+    linux.unshare(linux.CLONE_NEWUSER)
+    linux.map_ids(AGENT_ID, 0)
+
+
+def _command(plan: Plan, fds: list[int], program: bytes) -> None:
+    os.setsid()
+    high = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 16) for fd in fds]
+    for target, fd in enumerate(high):
+        os.dup2(fd, target)
+    set_limits(plan.cpu_s, plan.memory_mib, plan.pids, forking=plan.forking)
+    try:
+        os.chdir(plan.cwd)
+        linux.restrict(program)
+        os.execvpe(plan.argv[0], list(plan.argv), dict(plan.env))
+    except OSError as error:
+        os.write(2, f"turngym: {plan.argv[0]}: {error.strerror or error}\n".encode())
+        os._exit(127 if isinstance(error, FileNotFoundError) else 126)
+
+
+def set_limits(cpu_s: float, memory_mib: int, pids: int, *, forking: bool) -> None:
+    """Set the resource limits of the calling process for good."""
+    cpu = max(1, round(cpu_s + 0.499))
+    memory = memory_mib << 20
+    hard_pids = MAX_FAMILY_PIDS if forking else pids + 1
+    for kind, soft, wanted in (
+        (resource.RLIMIT_CPU, cpu, cpu + 1),
+        (resource.RLIMIT_DATA, memory, memory),
+        (resource.RLIMIT_NPROC, pids + 1, hard_pids),
+        (resource.RLIMIT_NOFILE, 1024, 1024),
+        (resource.RLIMIT_CORE, 0, 0),
+        (resource.RLIMIT_MEMLOCK, 1 << 16, 1 << 16),
+    ):
+        ceiling = resource.getrlimit(kind)[1]
+        hard = wanted if ceiling == resource.RLIM_INFINITY else min(wanted, ceiling)
+        resource.setrlimit(kind, (min(soft, hard), hard))
+
+
+def _reap(command: int) -> dict[str, float]:
+    """Wait for `command`, then end what it left behind, and say what all of them used."""
+    status = None
+    while status is None:
+        pid, code = os.wait()
+        if pid == command:
+            status = code
+    with contextlib.suppress(ProcessLookupError, ChildProcessError):  # until nobody is left
+        os.kill(-1, signal.SIGKILL)
+        while True:
+            os.wait()
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return {
+        "status": os.waitstatus_to_exitcode(status),
+        "cpu_s": used.ru_utime + used.ru_stime,
+        "rss_mib": used.ru_maxrss / 1024,
+    }

@@ -1,0 +1,332 @@
+"""The supervisor's side of an interpreter session: start it, feed it cells, freeze it, fork it.
+
+A frozen session is a process that stands still. Each fork of it is a grandchild in namespaces of its own, one
+level further down, so neither side can signal or even see the other. The kernel nests PID namespaces 32 deep,
+which bounds a chain of forks of forks; a chain of snapshots that are restored again and again does not get deeper.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import os
+import select
+import signal
+import socket
+import time
+from typing import Any
+
+from . import linux, wire
+from .box import AGENT_ID
+from .jobs import Capture, Usage
+from .worlds import PLACES, World
+
+PATIENCE_S = 5.0
+MAX_REPLY = 64 << 20
+GRACE_S = 0.5
+_PLAIN_FDS = {"0", "1", "2", "3"}
+
+
+class Lost(Exception):  # noqa: N818 - a list of what is lost, which the host turns into its `ForkLost`
+    """State that a fork can't carry."""
+
+    def __init__(self, names: list[str]) -> None:
+        super().__init__(", ".join(names))
+        self.names = names
+
+
+class Broken(Exception):  # noqa: N818 - the session, not the supervisor, is in error
+    """The session does not follow the protocol, or is gone."""
+
+
+class Holder:
+    """A session process that has forked: it lives as long as one of its forks or its snapshot needs it."""
+
+    def __init__(self, session: PythonSession) -> None:
+        self.session = session
+        self.users = 1
+
+    def release(self) -> None:
+        """Count one user less; the last one ends it."""
+        self.users -= 1
+        if self.users == 0:
+            self.session.kill()
+
+
+class PythonSession:
+    """A live Python session."""
+
+    language = "python"
+
+    def __init__(
+        self,
+        control: socket.socket,
+        out: Capture,
+        err: Capture,
+        usage: Usage,
+        *,
+        keeper: int,
+        report: int,
+        parent: Holder | None,
+    ) -> None:
+        control.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        self.control = control
+        self.out = out
+        self.err = err
+        self.usage = usage
+        self.keeper = keeper
+        self.report = report
+        self.parent = parent
+        self.depth: int = 0 if parent is None else parent.session.depth + 1
+        self.pid = 0
+        self.first = keeper
+        self._handles: list[int] = []
+        self.call: int | None = None
+        self.started = 0.0
+        self.deadline = 0.0
+        self.interrupted = False
+        self.alive = True
+        self._unpacker = wire.Unpacker(MAX_REPLY)
+        self._ready: list[dict[str, Any]] = []
+
+    # -- messages
+
+    def fileno(self) -> int:
+        """For selectors."""
+        return self.control.fileno()
+
+    def pump(self) -> list[dict[str, Any]]:
+        """The messages that have arrived.
+
+        Raises:
+            Broken: at the end of the connection, or for bytes that are no message.
+        """
+        try:
+            data, fds, pid = linux.recv_with_fds(self.control, 1 << 16)
+        except OSError as error:
+            raise Broken(str(error)) from error
+        for fd in fds:
+            os.close(fd)  # a session has nothing to send us
+        if not data:
+            raise Broken("the session has ended")
+        self.pid = self.pid or pid
+        try:
+            return [header for header, _ in self._unpacker.feed(data)]
+        except wire.BadFrame as error:
+            raise Broken(str(error)) from error
+
+    def ask(self, header: wire.Header | None, fds: list[int] | None = None) -> dict[str, Any]:
+        """Send `header` (if any) and wait for the next message, at most `PATIENCE_S`.
+
+        Raises:
+            Broken: there was none.
+        """
+        deadline = time.monotonic() + PATIENCE_S
+        if header is not None:
+            self.tell(header, fds=fds)
+        while not self._ready:
+            wait = deadline - time.monotonic()
+            if wait <= 0 or not select.select([self.control], [], [], wait)[0]:
+                raise Broken(f"the session did not answer within {PATIENCE_S:g} s")
+            try:
+                self._ready += self.pump()
+            except Broken as error:
+                raise Broken(f"{error}: {self.last_words()}") from error
+        return self._ready.pop(0)
+
+    def last_words(self) -> str:
+        """The end of what it wrote to stderr."""
+        self.err.pump()
+        return bytes(self.err.kept[-500:]).decode(errors="replace")
+
+    def tell(self, header: wire.Header, body: bytes = b"", fds: list[int] | None = None) -> None:
+        """Send one message, with descriptors.
+
+        Raises:
+            Broken: the session is gone or does not read.
+        """
+        data = wire.pack(header, body)
+        self.control.settimeout(PATIENCE_S)
+        try:
+            if fds:
+                rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]
+                sent = self.control.sendmsg([data], rights)
+                data = data[sent:]
+            self.control.sendall(data)
+        except OSError as error:
+            raise Broken(str(error)) from error
+        finally:
+            self.control.settimeout(None)
+
+    def adopt(self, greeting: wire.Header) -> None:
+        """Hold on to the processes of a new fork, so that their numbers can't come to mean others.
+
+        Raises:
+            Broken: it has not come up.
+        """
+        if greeting.get("op") != "hello":
+            raise Broken(str(greeting.get("reason", "a fork did not come up")))
+        self.first = _parent_of(self.pid)
+        if self.first <= 1:
+            raise Broken("a fork has ended at once")
+        self._handles = [os.pidfd_open(self.first), os.pidfd_open(self.pid)]
+
+    # -- cells
+
+    def begin(self, call: int, code: bytes, timeout_s: float) -> None:
+        """Start a cell."""
+        self.call = call
+        self.started = time.monotonic()
+        self.deadline = self.started + timeout_s
+        self.interrupted = False
+        self.tell({"op": "cell"}, code)
+
+    def overdue(self, now: float) -> bool:
+        """Interrupt a cell at its deadline; True where it has ignored that for too long."""
+        if self.interrupted:
+            return now > self.deadline
+        self.interrupted = True
+        self.deadline = now + GRACE_S
+        os.kill(self.pid, signal.SIGINT)
+        return False
+
+    # -- life
+
+    def kill(self) -> None:
+        """End the session with everything that it started."""
+        if not self.alive:
+            return
+        self.alive = False
+        if self.parent is None:
+            os.kill(self.keeper, signal.SIGKILL)
+            os.waitpid(self.keeper, 0)
+            os.close(self.report)
+        for handle in self._handles:
+            with contextlib.suppress(ProcessLookupError):  # it was gone already
+                signal.pidfd_send_signal(handle, signal.SIGKILL)
+            os.close(handle)
+        if self.parent is not None:
+            self.parent.release()
+        self.control.close()
+        self.out.close()
+        self.err.close()
+
+    # -- forks
+
+    def check_carriable(self) -> None:
+        """Look from outside for what a fork can't carry.
+
+        Raises:
+            Lost: names each.
+        """
+        lost: list[str] = []
+        threads = len(os.listdir(f"/proc/{self.pid}/task"))
+        if threads > 1:
+            lost.append(f"{threads - 1} thread(s)")
+        family = [*children_of(self.pid), *children_of(self.first)]
+        for pid in family:
+            if pid != self.pid:
+                lost.append(f"subprocess {pid} ({name_of(pid)})")
+        for fd in os.listdir(f"/proc/{self.pid}/fd"):
+            if fd not in _PLAIN_FDS:
+                link = _link(f"/proc/{self.pid}/fd/{fd}")
+                if not link.startswith("/") or link.endswith(" (deleted)") or link.startswith("/dev/pts"):
+                    lost.append(f"descriptor {fd} ({link})")
+        lost += _shared_maps(self.pid)
+        if lost:
+            raise Lost(lost)
+
+    def freeze(self) -> None:
+        """Make the session stand still.
+
+        Raises:
+            Lost: what the session says that it can't carry.
+            Broken: it does not answer.
+        """
+        answer = self.ask({"op": "freeze"})
+        if answer.get("op") != "frozen":
+            raise Broken(f"expected 'frozen', got {answer.get('op')!r}")
+        names = answer.get("lost")
+        if names:
+            raise Lost([str(name) for name in names])
+        self.check_carriable()
+
+    def thaw(self) -> None:
+        """Undo `freeze`."""
+        answer = self.ask({"op": "thaw"})
+        while answer.get("op") != "thawed":  # a failed fork may have been reported in between
+            answer = self.ask(None)
+
+    def forks(self, worlds: list[World], holder: Holder, cap: int) -> list[PythonSession]:
+        """Fork once into each of `worlds`.
+
+        Raises:
+            Broken: a fork did not come up; those that did are ended.
+        """
+        made: list[PythonSession] = []
+        sent: list[int] = []
+        for world in worlds:
+            ours, theirs = socket.socketpair()
+            out, out_in = os.pipe()
+            err, err_in = os.pipe()
+            usage = Usage(self.usage.memory_mib, self.usage.pids)
+            captures = (Capture(out, cap), Capture(err, cap))
+            holder.users += 1
+            made.append(PythonSession(ours, *captures, usage, keeper=0, report=-1, parent=holder))
+            sent += [theirs.detach(), out_in, err_in, *world.mounts()]
+        try:
+            each = len(PLACES) + 3
+            for start in range(0, len(sent), 3 * each):  # at most 32 descriptors in one message
+                self.tell(
+                    {"op": "fork", "each": each, "inside_id": AGENT_ID}, fds=sent[start : start + 3 * each]
+                )
+            for session in made:
+                session.adopt(session.ask(None))
+        except (Broken, OSError):
+            for session in made:
+                session.kill()
+            raise
+        finally:
+            for fd in sent:
+                os.close(fd)
+        return made
+
+
+def _shared_maps(pid: int) -> list[str]:
+    found = []
+    with open(f"/proc/{pid}/maps") as file:
+        for line in file:
+            fields = line.split(maxsplit=5)
+            if fields[1][3] == "s" and fields[1][1] == "w":
+                found.append(f"shared mapping of {fields[5].strip() if len(fields) > 5 else 'memory'}")
+    return found
+
+
+def children_of(pid: int) -> list[int]:
+    """The processes whose parent is the main thread of `pid`."""
+    with open(f"/proc/{pid}/task/{pid}/children") as file:
+        return [int(word) for word in file.read().split()]
+
+
+def _parent_of(pid: int) -> int:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return int(file.read().rpartition(")")[2].split()[1])
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+
+
+def name_of(pid: int) -> str:
+    """What `ps` calls the process."""
+    try:
+        with open(f"/proc/{pid}/comm") as file:
+            return file.read().strip()
+    except (FileNotFoundError, ProcessLookupError):
+        return "ended"
+
+
+def _link(path: str) -> str:
+    try:
+        return os.readlink(path)
+    except OSError:
+        return "gone (deleted)"

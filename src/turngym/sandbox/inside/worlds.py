@@ -1,0 +1,274 @@
+"""The files of a sandbox and of its forks: tmpfs layers under overlay mounts.
+
+The one idea: a fork never copies a file. Freezing a world makes its own layer read-only for everybody who still
+holds it open; whoever goes on from there gets an empty layer on top. The kernel refuses to freeze a layer that
+someone can still write to, so even a hostile process can't reach into what its siblings see.
+
+Overlayfs gets slower with each layer it has to look through, so a deep stack is copied into one now and then.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+
+from . import linux
+
+LAYERS = "/.layers"
+PLACES = ("workspace", "tmp", "home/agent", "dev/shm")
+MAX_LAYERS = 32
+_SAFE = linux.MS_NOSUID | linux.MS_NODEV
+_CHUNK = 1 << 20
+
+
+class Busy(OSError):  # noqa: N818 - named like the errno
+    """A world that can't be frozen, because a process can still write to it."""
+
+
+class Layer:
+    """One tmpfs with the changes of one world; it is unmounted with its last user."""
+
+    def __init__(self, name: str, options: str) -> None:
+        self.name = name
+        self.users = 0
+        self._options = options
+        os.mkdir(name, 0o700)
+        linux.mount("tmpfs", name, "tmpfs", _SAFE, f"mode=700,{options}")
+        os.mkdir(f"{name}/up", 0o755)
+        os.mkdir(f"{name}/work", 0o755)
+
+    def freeze(self, frozen: bool) -> None:
+        """Make the whole file system read-only, or writable again."""
+        flags = linux.MS_REMOUNT | _SAFE | (linux.MS_RDONLY if frozen else 0)
+        linux.mount("tmpfs", self.name, None, flags, self._options)
+
+    def retain(self) -> None:
+        """Count one more user."""
+        self.users += 1
+
+    def release(self) -> None:
+        """Count one user less."""
+        self.users -= 1
+        if self.users == 0:
+            linux.umount(self.name)
+            os.rmdir(self.name)
+
+
+class World:
+    """What one sandbox sees: its own layer over the frozen ones of its ancestors, nearest first."""
+
+    def __init__(self, root: str, layer: Layer, below: tuple[Layer, ...]) -> None:
+        self.root = root
+        self.layer = layer
+        self.below = below
+        for each in (layer, *below):
+            each.retain()
+
+    def _freeze(self, frozen: bool) -> None:
+        if not self.below:
+            self.layer.freeze(frozen)
+        else:
+            flags = linux.MS_REMOUNT | _SAFE | (linux.MS_RDONLY if frozen else 0)
+            linux.mount("overlay", self.root, None, flags)
+
+    def freeze(self) -> None:
+        """Make the world read-only.
+
+        Raises:
+            Busy: something in it is open for writing; nothing has changed.
+        """
+        try:
+            self._freeze(True)
+        except OSError as error:
+            if error.errno == errno.EBUSY:
+                raise Busy(error.errno, "a file is open for writing") from error
+            raise
+
+    def thaw(self) -> None:
+        """Undo `freeze`."""
+        self._freeze(False)
+
+    def full(self) -> bool:
+        """True where the layer has no room for another page or another file."""
+        room = os.statvfs(self.layer.name)
+        return room.f_bfree == 0 or room.f_ffree == 0
+
+    def drop(self) -> None:
+        """Let go of the files."""
+        if self.below:
+            linux.umount(self.root)
+            os.rmdir(self.root)
+        for each in (self.layer, *self.below):
+            each.release()
+
+    def mounts(self) -> list[int]:
+        """Detached mounts of `PLACES`, as file descriptors that another process can attach."""
+        return [linux.open_tree(f"{self.root}/{place}") for place in PLACES]
+
+
+class Frozen:
+    """The files of a snapshot."""
+
+    def __init__(self, layers: tuple[Layer, ...]) -> None:
+        self.layers = layers
+        for each in layers:
+            each.retain()
+
+    def drop(self) -> None:
+        """Let go of the files."""
+        for each in self.layers:
+            each.release()
+
+
+class Worlds:
+    """Makes worlds. The working directory of the process is `LAYERS`, so that mount options stay short."""
+
+    def __init__(self, disk_mib: int, files: int) -> None:
+        self._options = f"size={disk_mib}m,nr_inodes={files}"
+        self._made = 0
+        linux.mount("tmpfs", LAYERS, "tmpfs", _SAFE, "mode=700,size=1m")
+        os.chdir(LAYERS)
+
+    def _next(self, letter: str) -> str:
+        self._made += 1
+        return f"{letter}{self._made}"
+
+    def base(self) -> World:
+        """An empty world."""
+        layer = Layer(self._next("l"), self._options)
+        root = f"{LAYERS}/{layer.name}/up"
+        for place in PLACES:
+            os.makedirs(f"{root}/{place}", 0o755)
+        for place in ("tmp", "dev/shm"):
+            os.chmod(f"{root}/{place}", 0o1777)
+        return World(root, layer, ())
+
+    def freeze(self, world: World) -> Frozen:
+        """Freeze `world`, which the caller drops afterwards.
+
+        Raises:
+            Busy: something in it is open for writing; nothing has changed.
+        """
+        world.freeze()
+        changed = bool(os.listdir(f"{world.layer.name}/up"))
+        layers = (world.layer, *world.below) if changed else world.below
+        if len(layers) < MAX_LAYERS:
+            return Frozen(layers)
+        return Frozen((self._flatten(world),))
+
+    def above(self, frozen: Frozen) -> World:
+        """A world that goes on from `frozen`."""
+        layer = Layer(self._next("l"), self._options)
+        root = f"{LAYERS}/{self._next('w')}"
+        os.mkdir(root, 0o700)
+        lower = ":".join(f"{each.name}/up" for each in frozen.layers)
+        name = layer.name
+        data = f"lowerdir={lower},upperdir={name}/up,workdir={name}/work,userxattr"
+        linux.mount("overlay", root, "overlay", _SAFE, data)
+        return World(root, layer, frozen.layers)
+
+    def _flatten(self, world: World) -> Layer:
+        layer = Layer(self._next("l"), "size=100%,nr_inodes=0")
+        os.rmdir(f"{layer.name}/up")
+        pid = os.posix_spawn("/usr/bin/cp", ["cp", "-a", world.root, f"{layer.name}/up"], {})
+        if os.waitpid(pid, 0)[1] != 0:
+            raise OSError(errno.EIO, "the layers could not be copied into one")
+        layer.freeze(True)
+        return layer
+
+
+def read_file(world: World, path: str, limit: int) -> bytes:
+    """The bytes of the regular file at `path`; see `base.Sandbox.read`."""
+    root = os.open(world.root, os.O_PATH | os.O_DIRECTORY)
+    try:
+        fd = linux.open_in_root(root, path, os.O_RDONLY | os.O_NONBLOCK)
+    finally:
+        os.close(root)
+    try:
+        size = _regular(fd)
+        if size > limit:
+            raise OSError(errno.EFBIG, f"the file has {size} bytes; the limit is {limit}")
+        return _read_all(fd, limit)
+    finally:
+        os.close(fd)
+
+
+def _regular(fd: int) -> int:
+    """The size of a regular file.
+
+    Raises:
+        OSError: it is something else.
+    """
+    info = os.fstat(fd)
+    if stat.S_ISDIR(info.st_mode):
+        raise OSError(errno.EISDIR, "a directory")
+    if not stat.S_ISREG(info.st_mode):
+        raise OSError(errno.EINVAL, "not a regular file")
+    return info.st_size
+
+
+def _read_all(fd: int, limit: int) -> bytes:
+    data = bytearray()
+    while len(data) < limit and (chunk := os.read(fd, _CHUNK)):
+        data += chunk
+    return bytes(data)
+
+
+def write_file(world: World, path: str, data: bytes, mode: int) -> None:
+    """Put `data` at `path`; see `base.Sandbox.write`."""
+    root = os.open(world.root, os.O_PATH | os.O_DIRECTORY)
+    try:
+        parent = path.rpartition("/")[0]
+        _make_directories(root, parent)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_NOCTTY
+        fd = linux.open_in_root(root, path, flags, mode)
+    finally:
+        os.close(root)
+    try:
+        _regular(fd)
+        os.ftruncate(fd, 0)
+        os.fchmod(fd, mode & 0o777)
+        left = memoryview(data)
+        while left:
+            left = left[os.write(fd, left) :]
+    finally:
+        os.close(fd)
+
+
+def _make_directories(root: int, path: str) -> None:
+    walked = ""
+    for part in path.strip("/").split("/"):
+        parent, walked = walked, f"{walked}/{part}"
+        try:
+            fd = linux.open_in_root(root, walked, os.O_PATH | os.O_DIRECTORY)
+        except FileNotFoundError:
+            above = linux.open_in_root(root, parent or "/", os.O_PATH | os.O_DIRECTORY)
+            try:
+                os.mkdir(part, 0o755, dir_fd=above)
+            finally:
+                os.close(above)
+        else:
+            os.close(fd)
+
+
+def digest(world: World) -> str:
+    """SHA-256 over the sorted paths, modes and contents of everything in `world`."""
+    import hashlib  # noqa: PLC0415 - loads OpenSSL; most supervisors never need it
+
+    total = hashlib.sha256()
+    for folder, folders, files in os.walk(world.root):
+        folders.sort()
+        for name in sorted([*folders, *files]):
+            path = f"{folder}/{name}"
+            info = os.lstat(path)
+            label = path[len(world.root) :].encode("utf-8", "surrogateescape")
+            total.update(b"%d:%s%o;" % (len(label), label, info.st_mode))
+            if stat.S_ISLNK(info.st_mode):
+                total.update(os.readlink(os.fsencode(path)))
+            elif stat.S_ISREG(info.st_mode):
+                total.update(b"%d:" % info.st_size)
+                with open(path, "rb") as file:
+                    while chunk := file.read(_CHUNK):
+                        total.update(chunk)
+    return total.hexdigest()

@@ -1,0 +1,199 @@
+"""`unsafe-process`: the sandbox contract with no sandbox.
+
+Commands are ordinary processes of this user in a temporary folder. They can read and change every file that the
+user can, use the network, and see all processes. It protects from nothing; it is there for machines without
+Linux, for debugging, and as the other end of the scale in benchmarks. It is never chosen for anyone.
+
+Time limits hold for the command's process group only, memory and process limits not at all; `/workspace` is the
+folder itself, so absolute paths in commands mean the host's. Snapshots copy the folder. There are no sessions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import hashlib
+import itertools
+import os
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NoReturn, Self
+
+from turngym.errors import ConfigError
+from turngym.sandbox.base import (
+    WORKSPACE,
+    Backend,
+    ExecResult,
+    Language,
+    Limits,
+    Sandbox,
+    SandboxLost,
+    Snapshot,
+)
+
+_numbers = itertools.count(1)
+
+
+class UnsafeProcess(Backend):
+    """Makes folders."""
+
+    name = "unsafe-process"
+
+    @classmethod
+    def unavailable(cls) -> str | None:
+        """See `Backend.unavailable`."""
+        return None
+
+    async def create(self, limits: Limits | None = None, *, forkable: bool = True) -> UnsafeSandbox:
+        """See `Backend.create`."""
+        return UnsafeSandbox(limits or Limits(), f"unsafe-process-{next(_numbers)}", {})
+
+
+class UnsafeSandbox(Sandbox):
+    """A temporary folder."""
+
+    def __init__(self, limits: Limits, family: str, snapshots: dict[int, Path]) -> None:
+        self.limits = limits
+        self.folder = Path(tempfile.mkdtemp(prefix="turngym-unsafe-"))
+        self._family = family
+        self._snapshots = snapshots
+        self._closed = False
+
+    async def exec(
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: bytes = b"",
+        timeout_s: float | None = None,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> ExecResult:
+        """See `Sandbox.exec`."""
+        if self._closed:
+            raise SandboxLost("this sandbox was closed; make another one")
+        started = time.monotonic()
+        pipe = asyncio.subprocess.PIPE
+        clean = {"PATH": os.environ.get("PATH", os.defpath), "HOME": str(self.folder), "LANG": "C.UTF-8"}
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *argv,
+                stdin=pipe,
+                stdout=pipe,
+                stderr=pipe,
+                cwd=self._host(cwd or "."),
+                env={**clean, **(env or {})},
+                start_new_session=True,
+            )
+        except OSError as error:
+            code = 127 if error.errno == errno.ENOENT else 126
+            return ExecResult(exit_code=code, stderr=f"{argv[0]}: {error.strerror}\n".encode())
+        limit_hit = None
+        talk = asyncio.ensure_future(process.communicate(stdin))
+        done, _ = await asyncio.wait([talk], timeout=self.limits.wall_s if timeout_s is None else timeout_s)
+        if not done:
+            limit_hit = "wall"
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        out, err = await talk
+        cap = self.limits.output_kib << 10
+        status = process.returncode or 0
+        dropped = max(0, len(out) - cap), max(0, len(err) - cap)
+        return ExecResult(
+            exit_code=128 - status if status < 0 else status,
+            stdout=out[:cap],
+            stderr=err[:cap],
+            stdout_dropped=dropped[0],
+            stderr_dropped=dropped[1],
+            wall_s=time.monotonic() - started,
+            limit_hit="wall" if limit_hit else "output" if any(dropped) else None,
+        )
+
+    def _host(self, path: str) -> Path:
+        inside = path.removeprefix(WORKSPACE).lstrip("/") if path.startswith(WORKSPACE) else path
+        host = (self.folder / inside).resolve()
+        if not host.is_relative_to(self.folder.resolve()):
+            raise OSError(errno.EACCES, "outside the workspace", path)
+        return host
+
+    async def read(self, path: str, *, max_mib: int = 64) -> bytes:
+        """See `Sandbox.read`."""
+        host = self._host(path)
+        if host.exists() and not host.is_file():
+            raise OSError(errno.EINVAL, "not a regular file", path)
+        if host.stat().st_size > max_mib << 20:
+            raise OSError(errno.EFBIG, "the file is too large", path)
+        return host.read_bytes()
+
+    async def write(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
+        """See `Sandbox.write`."""
+        host = self._host(path)
+        if host.exists() and not host.is_file():
+            raise OSError(errno.EINVAL, "not a regular file", path)
+        host.parent.mkdir(parents=True, exist_ok=True)
+        host.write_bytes(data)
+        host.chmod(mode)
+
+    async def snapshot(self) -> Snapshot:
+        """See `Sandbox.snapshot`."""
+        number = next(_numbers)
+        copy = Path(tempfile.mkdtemp(prefix="turngym-unsafe-"))
+        shutil.copytree(self.folder, copy, symlinks=True, dirs_exist_ok=True)
+        self._snapshots[number] = copy
+        return Snapshot(self._family, number)
+
+    async def restore(self, snapshot: Snapshot) -> None:
+        """See `Sandbox.restore`."""
+        source = self._find(snapshot)
+        shutil.rmtree(self.folder)
+        shutil.copytree(source, self.folder, symlinks=True)
+
+    async def drop(self, snapshot: Snapshot) -> None:
+        """See `Sandbox.drop`."""
+        shutil.rmtree(self._find(snapshot))
+        del self._snapshots[snapshot.id]
+
+    def _find(self, snapshot: Snapshot) -> Path:
+        if snapshot.family != self._family or snapshot.id not in self._snapshots:
+            raise ConfigError(
+                f"no snapshot {snapshot.family}/{snapshot.id} here; it was dropped or is another family's"
+            )
+        return self._snapshots[snapshot.id]
+
+    async def fork(self, n: int = 1) -> list[Self]:
+        """See `Sandbox.fork`."""
+        forks = [type(self)(self.limits, self._family, self._snapshots) for _ in range(n)]
+        for each in forks:
+            shutil.copytree(self.folder, each.folder, symlinks=True, dirs_exist_ok=True)
+        return forks
+
+    async def interpreter(self, language: Language = "python") -> NoReturn:
+        """Not here: a session that can't be forked would be another contract."""
+        raise ConfigError("unsafe-process has no interpreter sessions; use exec, or the bubblewrap backend")
+
+    async def digest(self) -> str:
+        """See `Sandbox.digest`."""
+        total = hashlib.sha256()
+        for path in sorted(self.folder.rglob("*")):
+            info = path.lstat()
+            total.update(
+                f"{path.relative_to(self.folder)}\0{info.st_mode:o}\0".encode("utf-8", "surrogateescape")
+            )
+            total.update(
+                os.fsencode(path.readlink())
+                if path.is_symlink()
+                else path.read_bytes()
+                if path.is_file()
+                else b""
+            )
+        return total.hexdigest()
+
+    async def close(self) -> None:
+        """See `Sandbox.close`. Snapshots are dropped by `drop` alone."""
+        if not self._closed:
+            self._closed = True
+            shutil.rmtree(self.folder)

@@ -1,0 +1,323 @@
+"""The process that starts sandboxes and outlives their owner just long enough to end them.
+
+    owner ──socket──▶ warden ──fork──▶ bwrap ──▶ supervisor ──▶ commands
+
+The one idea: the parent of every sandbox is neither the owner (which may be killed, or fork, or be a 40 GB
+trainer that is slow to fork) nor init, but a small process of one thread with one duty. It ends a sandbox when its
+lease runs out, all of them when its owner is gone, and each dies with the warden should that be killed too.
+
+It runs as a plain script with no package in reach. Its folder holds a locked file as long as it lives; a warden
+that starts removes the folders (and control groups) of those that don't.
+
+As root it moves sandboxes to a user id that owns nothing, and shows that user the interpreter from a mount
+namespace of its own where the path to it is closed to others.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import fcntl
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+_UNUSED_IDS = 2_000_000_000
+_NEWNS = 0x00020000
+_MS_RDONLY, _MS_REMOUNT, _MS_BIND, _MS_REC, _MS_PRIVATE = 1, 32, 4096, 16384, 1 << 18
+_MNT_DETACH = 2
+_CGROUP_ROOT = Path("/sys/fs/cgroup")
+_PREFIX = struct.Struct("<II")
+_END_WITHIN_S = 1.0
+_SIGNALS = (signal.SIGINT, signal.SIGHUP)
+
+
+class Lease:
+    """One sandbox process and how long it may live without a word from its owner."""
+
+    def __init__(self, pid: int, ttl_s: float, groups: list[Path]) -> None:
+        self.pid = pid
+        self.ttl_s = ttl_s
+        self.groups = groups
+        self.expires = time.monotonic() + ttl_s
+        self.ending: list[int] = []
+        self.kill_at = float("inf")
+
+    def kill(self) -> None:
+        """End the sandbox: bwrap takes its supervisor along, and that everything else."""
+        os.kill(self.pid, signal.SIGKILL)
+
+
+class Warden:
+    """The loop."""
+
+    def __init__(self, control: socket.socket, config: dict[str, Any]) -> None:
+        self.control = control
+        self.leases: dict[int, Lease] = {}
+        self.buffer = bytearray()
+        self.fds: list[int] = []
+        self.owner = os.pidfd_open(config["owner_pid"])
+        self.wakeup, wake = os.pipe()
+        os.set_blocking(wake, False)
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+        for number in _SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+        self.home = _make_home(Path(config["state_dir"]))
+        self.user = _UNUSED_IDS + os.getpid() if os.geteuid() == 0 else None
+        self.prefix = config["prefix"]
+        self.unstage: Callable[[], object] = lambda: None
+        _copy_inside(Path(config["inside"]), self.home / "inside", config["python"])
+        self.staged = self._stage() if self.user is not None else self.prefix
+
+    def _stage(self) -> str:
+        """Show the interpreter under a path that every user can walk."""
+        import ctypes  # noqa: PLC0415 - only root needs it
+
+        libc = ctypes.CDLL(None, use_errno=True)
+        target = self.home / "python"
+        target.mkdir()
+        read_only = ctypes.c_ulong(_MS_REMOUNT | _MS_BIND | _MS_RDONLY)
+        if (
+            libc.unshare(_NEWNS)
+            or libc.mount(b"none", b"/", None, ctypes.c_ulong(_MS_PRIVATE | _MS_REC), None)
+            or libc.mount(os.fsencode(self.prefix), bytes(target), None, ctypes.c_ulong(_MS_BIND), None)
+            or libc.mount(None, bytes(target), None, read_only, None)
+        ):
+            number = ctypes.get_errno()
+            raise OSError(number, f"can't show {self.prefix} to sandboxes: {os.strerror(number)}")
+        self.unstage = lambda: libc.umount2(bytes(target), _MNT_DETACH)
+        return str(target)
+
+    def serve(self) -> None:
+        """Run until the owner is gone, then end every sandbox."""
+        try:
+            self._say({"ready": True, "inside": str(self.home / "inside"), "prefix": self.staged})
+            while True:
+                sources = [self.control.fileno(), self.owner, self.wakeup]
+                ready, _, _ = select.select(sources, [], [], self._patience())
+                if self.owner in ready or (self.control.fileno() in ready and not self._hear()):
+                    return
+                if self.wakeup in ready:
+                    os.read(self.wakeup, 512)
+                self._reap()
+                self._expire()
+        finally:
+            self._end_all()
+
+    def _patience(self) -> float | None:
+        times = [min(lease.expires, lease.kill_at) for lease in self.leases.values()]
+        return max(0.0, min(times) - time.monotonic()) if times else None
+
+    def _hear(self) -> bool:
+        space = socket.CMSG_SPACE(8 * 4)
+        try:
+            data, ancillary, _, _ = self.control.recvmsg(1 << 16, space, socket.MSG_CMSG_CLOEXEC)
+        except ConnectionResetError:
+            return False
+        for level, kind, payload in ancillary:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                fds = array.array("i")
+                fds.frombytes(payload)
+                self.fds += fds
+        self.buffer += data
+        while len(self.buffer) >= _PREFIX.size:
+            head, body = _PREFIX.unpack_from(self.buffer)
+            end = _PREFIX.size + head + body
+            if len(self.buffer) < end:
+                break
+            request = json.loads(bytes(self.buffer[_PREFIX.size : _PREFIX.size + head]))
+            del self.buffer[:end]
+            self._do(request)
+        return bool(data)
+
+    def _say(self, words: dict[str, Any]) -> None:
+        head = json.dumps({"call": None, **words}).encode()
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the next `_hear` sees the end
+            self.control.sendall(_PREFIX.pack(len(head), 0) + head)
+
+    def _do(self, request: dict[str, Any]) -> None:
+        call = request["call"]
+        match request["op"]:
+            case "start":
+                try:
+                    self.leases[request["lease"]] = self._start(request)
+                    self._say({"call": call, "pid": self.leases[request["lease"]].pid})
+                except OSError as error:
+                    self._say({"call": call, "fault": str(error)})
+            case "renew":
+                now = time.monotonic()
+                for number in request["leases"]:
+                    if number in self.leases:
+                        self.leases[number].expires = now + self.leases[number].ttl_s
+            case "end":
+                lease = self.leases.get(request["lease"])
+                if lease is None:
+                    self._say({"call": call})
+                else:
+                    lease.ending.append(call)
+                    lease.kill_at = min(
+                        lease.kill_at, time.monotonic() + request.get("after_s", _END_WITHIN_S)
+                    )
+
+    def _start(self, request: dict[str, Any]) -> Lease:
+        stdin, stderr = self.fds[:2]
+        del self.fds[:2]
+        groups = _make_groups(
+            f"turngym-{os.getpid()}-{request['lease']}", request["memory_mib"], request["pids"]
+        )
+        pid = os.fork()
+        if pid == 0:
+            try:
+                for group in groups:
+                    (group / "cgroup.procs").write_text("0")
+                os.dup2(stdin, 0)
+                os.dup2(stderr, 1)
+                os.dup2(stderr, 2)
+                for number in (*_SIGNALS, signal.SIGTERM, signal.SIGCHLD):
+                    signal.signal(number, signal.SIG_DFL)
+                signal.set_wakeup_fd(-1)
+                if self.user is not None:
+                    os.setgroups([])
+                    os.setresgid(self.user, self.user, self.user)
+                    os.setresuid(self.user, self.user, self.user)
+                os.execv(request["argv"][0], request["argv"])
+            except OSError as error:
+                os.write(2, f"can't start bwrap: {error}\n".encode())
+            finally:
+                os._exit(126)
+        os.close(stdin)
+        os.close(stderr)
+        return Lease(pid, request["ttl_s"], groups)
+
+    def _reap(self) -> None:
+        for number, lease in list(self.leases.items()):
+            if os.waitpid(lease.pid, os.WNOHANG)[0]:
+                del self.leases[number]
+                _remove_groups(lease.groups)
+                for call in lease.ending:
+                    self._say({"call": call})
+
+    def _expire(self) -> None:
+        now = time.monotonic()
+        for lease in self.leases.values():
+            if now >= min(lease.expires, lease.kill_at):
+                lease.kill()
+                lease.expires = lease.kill_at = float("inf")
+
+    def _end_all(self) -> None:
+        for lease in self.leases.values():
+            lease.kill()
+        for lease in self.leases.values():
+            os.waitpid(lease.pid, 0)
+            _remove_groups(lease.groups)
+        self.unstage()
+        _remove_home(self.home)
+
+
+def _make_home(state: Path) -> Path:
+    """A folder for this warden, after removing those of wardens that are dead."""
+    state.mkdir(mode=0o711, parents=True, exist_ok=True)
+    if state.stat().st_uid != os.geteuid():
+        raise PermissionError(
+            f"{state} belongs to another user; set TURNGYM_STATE_DIR to a folder of your own"
+        )
+    for old in state.iterdir():
+        _sweep(old)
+    home = state / str(os.getpid())
+    home.mkdir(mode=0o711)
+    lock = os.open(home / "lock", os.O_CREAT | os.O_RDWR, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    return home
+
+
+def _sweep(old: Path) -> None:
+    try:
+        lock = os.open(old / "lock", os.O_RDWR)
+    except FileNotFoundError:
+        # Either being made this very moment or half removed; only age tells.
+        with contextlib.suppress(FileNotFoundError):
+            if time.time() - old.stat().st_mtime > 60:
+                _remove_home(old)
+        return
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return  # its warden lives
+    finally:
+        os.close(lock)
+    for parent in _group_parents():
+        _remove_groups(list(parent.glob(f"turngym-{old.name}-*")))
+    _remove_home(old)
+
+
+def _remove_home(home: Path) -> None:
+    """Remove the folder of a warden, part by part: the interpreter may still be mounted in it.
+
+    `python` is only ever removed as an empty folder. What stays behind is swept by the next warden.
+    """
+    shutil.rmtree(home / "inside", ignore_errors=True)
+    with contextlib.suppress(OSError):
+        (home / "python").rmdir()
+    with contextlib.suppress(OSError):
+        (home / "lock").unlink(missing_ok=True)
+        home.rmdir()
+
+
+def _copy_inside(source: Path, target: Path, python: str) -> None:
+    """Copy the supervisor's package to where every user can read it, compiled by the interpreter that will run it."""
+    package = target / "turngym_inside"
+    shutil.copytree(source, package, ignore=shutil.ignore_patterns("__pycache__"))
+    for path in (target, package, *package.iterdir()):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    subprocess.run([python, "-I", "-S", "-m", "compileall", "-q", str(package)], check=True)
+
+
+def _group_parents() -> list[Path]:
+    if (_CGROUP_ROOT / "cgroup.controllers").exists():
+        return [_CGROUP_ROOT]
+    return [path for path in (_CGROUP_ROOT / "memory", _CGROUP_ROOT / "pids") if path.is_dir()]
+
+
+def _make_groups(name: str, memory_mib: int, pids: int) -> list[Path]:
+    """Control groups for one sandbox where this user may make them; [] elsewhere."""
+    made = []
+    limits = {"memory.max": memory_mib << 20, "memory.limit_in_bytes": memory_mib << 20, "pids.max": pids}
+    for parent in _group_parents():
+        group = parent / name
+        try:
+            group.mkdir()
+        except OSError:
+            continue  # not ours to write: the limits of single processes remain
+        made.append(group)
+        for file, value in limits.items():
+            if (group / file).exists():
+                (group / file).write_text(str(value))
+    return made
+
+
+def _remove_groups(groups: list[Path]) -> None:
+    for group in groups:
+        for _ in range(50):
+            try:
+                group.rmdir()
+                break
+            except FileNotFoundError:
+                break
+            except OSError:
+                time.sleep(0.01)  # its last process is still being taken down
+
+
+if __name__ == "__main__":
+    Warden(socket.socket(fileno=0), json.loads(sys.argv[1])).serve()

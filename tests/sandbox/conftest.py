@@ -1,0 +1,57 @@
+"""Fixtures of the sandbox tests."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+import pytest
+
+from turngym.sandbox.base import Limits, Sandbox
+from turngym.sandbox.bubblewrap import Bubblewrap, BubblewrapSandbox
+
+T = TypeVar("T")
+SMALL = Limits(wall_s=10, cpu_s=10, memory_mib=256, pids=32, disk_mib=16, files=2000, output_kib=64)
+
+
+def require_bubblewrap() -> None:
+    """Skip where bubblewrap can't run; where CI is set, fail."""
+    reason = Bubblewrap.unavailable()
+    if reason is not None:
+        words = f"bubblewrap: {reason}"
+        if os.environ.get("CI"):
+            pytest.fail(words)
+        pytest.skip(words)
+
+
+@pytest.fixture(scope="session")
+def bubblewrap() -> Bubblewrap:
+    require_bubblewrap()
+    return Bubblewrap()
+
+
+@pytest.fixture
+def inside(bubblewrap: Bubblewrap) -> Callable[[Callable[[BubblewrapSandbox], Awaitable[T]]], T]:
+    """Run an async function on a fresh sandbox, and close that."""
+
+    def run(body: Callable[[BubblewrapSandbox], Awaitable[T]]) -> T:
+        async def whole() -> T:
+            async with await bubblewrap.create(SMALL) as sandbox:
+                return await body(sandbox)
+
+        return asyncio.run(whole())
+
+    return run
+
+
+@asynccontextmanager
+async def closing(*sandboxes: Sandbox) -> AsyncIterator[None]:
+    """Close `sandboxes` at the end."""
+    try:
+        yield
+    finally:
+        for each in sandboxes:
+            await each.close()

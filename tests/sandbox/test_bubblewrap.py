@@ -1,0 +1,261 @@
+"""The default backend keeps the contract of `base.Sandbox`."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import hashlib
+import os
+import time
+
+import pytest
+
+from turngym.errors import ConfigError, EnvFault, UnknownName
+from turngym.sandbox.base import Limits, SandboxLost, backend
+
+
+def test_a_command_gets_its_arguments_input_environment_and_folder(inside):
+    async def body(box):
+        await box.write("d/x", b"")
+        script = 'cat; printf "%s|%s|" "$1" "$V"; pwd; echo oops >&2; exit 3'
+        return await box.exec(["sh", "-c", script, "sh", "a b"], stdin=b"\0in\xff", cwd="d", env={"V": "ü"})
+
+    result = inside(body)
+    assert result.exit_code == 3
+    assert result.stdout == b"\0in\xff" + "a b|ü|/workspace/d\n".encode()
+    assert result.stderr == b"oops\n"
+    assert result.limit_hit is None
+    assert 0 < result.wall_s < 10
+    assert result.peak_memory_mib > 0
+
+
+def test_a_command_that_does_not_exist_is_a_result(inside):
+    result = inside(lambda box: box.exec(["no-such-program"]))
+    assert result.exit_code == 127
+    assert b"no-such-program" in result.stderr
+
+
+def test_a_folder_that_does_not_exist_is_a_result(inside):
+    result = inside(lambda box: box.exec(["true"], cwd="nowhere"))
+    assert result.exit_code == 127
+
+
+def test_a_signal_is_told_as_a_shell_tells_it(inside):
+    assert inside(lambda box: box.exec(["sh", "-c", "kill -TERM $$"])).exit_code == 128 + 15
+
+
+def test_the_environment_is_clean(inside, monkeypatch):
+    monkeypatch.setenv("TURNGYM_SECRET", "1")
+    result = inside(lambda box: box.exec(["env"]))
+    assert {line.split(b"=")[0] for line in result.stdout.splitlines()} == {
+        b"PATH",
+        b"HOME",
+        b"USER",
+        b"LANG",
+        b"TMPDIR",
+    }
+
+
+def test_a_timeout_ends_the_whole_tree_and_nothing_else(inside):
+    async def body(box):
+        other = asyncio.create_task(box.exec(["sh", "-c", "sleep 1.5; echo done"]))
+        await asyncio.sleep(0.1)
+        tree = "setsid sh -c 'sleep 30 & sleep 30' & (sleep 30 &) ; sleep 30"
+        started = time.monotonic()
+        result = await box.exec(["sh", "-c", tree], timeout_s=0.5)
+        elapsed = time.monotonic() - started
+        return result, elapsed, await other
+
+    result, elapsed, other = inside(body)
+    assert result.limit_hit == "wall"
+    assert result.exit_code == 137
+    assert elapsed < 5
+    assert other.stdout == b"done\n"
+
+
+def test_what_a_command_leaves_behind_ends_with_it(inside):
+    async def body(box):
+        await box.exec(["sh", "-c", "setsid sh -c 'sleep 0.4; echo late > late' & true"])
+        await asyncio.sleep(0.8)
+        with pytest.raises(FileNotFoundError):
+            await box.read("late")
+
+    inside(body)
+
+
+def test_output_past_the_cap_is_counted_and_dropped(inside):
+    result = inside(
+        lambda box: box.exec(["sh", "-c", "head -c 1000000 /dev/zero; head -c 70000 /dev/zero >&2"])
+    )
+    assert len(result.stdout) == len(result.stderr) == 64 << 10
+    assert result.stdout_dropped == 1_000_000 - 65_536
+    assert result.stderr_dropped == 70_000 - 65_536
+    assert result.limit_hit == "output"
+    assert "934464 bytes dropped" in result.text
+
+
+def test_a_large_input_reaches_the_command_and_a_deaf_command_is_no_fault(inside):
+    data = os.urandom(3_000_000)
+
+    async def body(box):
+        heard = await box.exec(["sha256sum"], stdin=data)
+        deaf = await box.exec(["true"], stdin=data)
+        return heard, deaf
+
+    heard, deaf = inside(body)
+    assert heard.stdout.split()[0].decode() == hashlib.sha256(data).hexdigest()
+    assert deaf.exit_code == 0
+
+
+def test_commands_run_side_by_side(inside):
+    async def body(box):
+        started = time.monotonic()
+        results = await asyncio.gather(*(box.exec(["sh", "-c", f"sleep 0.5; echo {i}"]) for i in range(6)))
+        return time.monotonic() - started, results
+
+    elapsed, results = inside(body)
+    assert [int(r.stdout) for r in results] == list(range(6))
+    assert elapsed < 2.5
+
+
+@pytest.mark.parametrize(
+    ("script", "limit"),
+    [
+        ("x = []\nwhile True: x.append(bytearray(8 << 20))", "memory"),
+        (
+            "import os\nfor _ in range(8):\n  if os.fork() == 0:\n    x = b'x' * (100 << 20)\n    import time; time.sleep(9)\ntime = __import__('time'); time.sleep(9)",
+            "memory",
+        ),
+        ("open('big', 'wb').write(b'x' * (20 << 20))", "disk"),
+        ("for i in range(3000): open(str(i), 'w').close()", "disk"),
+        ("import os, time\nfor _ in range(100): os.fork() or time.sleep(5)", "pids"),
+    ],
+)
+def test_limits_hold(inside, script, limit):
+    result = inside(lambda box: box.exec(["python3", "-c", script]))
+    assert result.exit_code != 0
+    # One process alone is refused by the kernel before the sampling sees it, or the other way round.
+    refusal = {"memory": b"MemoryError", "pids": b"BlockingIOError"}.get(limit, b"-")
+    assert limit == result.limit_hit or refusal in result.stderr
+
+
+def test_cpu_time_is_limited(bubblewrap):
+    async def body():
+        async with await bubblewrap.create(Limits(cpu_s=1)) as box:
+            return await box.exec(["python3", "-c", "while True: pass"], timeout_s=20)
+
+    result = asyncio.run(body())
+    assert result.limit_hit == "cpu"
+    assert 0.9 < result.cpu_s < 3
+
+
+@pytest.mark.parametrize(
+    "path", ["a", "/workspace/deep/er/ünï – 文.bin", "/tmp/t", "/home/agent/.x", "/dev/shm/s", " \n'"]
+)
+def test_files_come_back_as_they_went(inside, path):
+    data = bytes(range(256)) * 300
+
+    async def body(box):
+        await box.write(path, b"longer than what follows" * 5000)
+        await box.write(path, data, mode=0o750)
+        seen = await box.exec(["stat", "-c", "%a %s", path])
+        return await box.read(path), seen.stdout
+
+    assert inside(body) == (data, b"750 76800\n")
+
+
+@pytest.mark.parametrize(
+    ("make", "path", "number"),
+    [
+        ("ln -s /etc/passwd l", "l", errno.ENOENT),
+        ("ln -s /proc/self/environ l", "l", errno.ENOENT),
+        ("ln -s ../../../../../../etc/hostname l", "l", errno.ENOENT),
+        ("true", "../../../../proc/1/cmdline", errno.ENOENT),
+        ("mkfifo l", "l", errno.EINVAL),
+        ("mkdir l", "l", errno.EISDIR),
+        ("ln -s l l", "l", errno.ELOOP),
+        ("true", "absent", errno.ENOENT),
+        ("true", "x" * 300, errno.ENAMETOOLONG),
+    ],
+)
+def test_read_refuses_what_is_no_file_of_the_sandbox(inside, make, path, number):
+    async def body(box):
+        assert (await box.exec(["sh", "-c", make])).exit_code == 0
+        with pytest.raises(OSError, match=".") as caught:
+            await box.read(path)
+        return caught.value.errno
+
+    assert inside(body) == number
+
+
+def test_write_does_not_follow_a_link_out(inside):
+    async def body(box):
+        await box.exec(["sh", "-c", "ln -s /.turngym out; ln -s / root; mkfifo pipe"])
+        with pytest.raises(FileNotFoundError):
+            await box.write("out/x", b"x")
+        with pytest.raises(OSError, match="No such device"):  # nobody reads the pipe
+            await box.write("pipe", b"x")
+        # The root of `write` is the root of what the agent can write: the link leads there and no further.
+        await box.write("root/workspace/y", b"y")
+        assert await box.read("y") == b"y"
+
+    inside(body)
+
+
+def test_a_sandbox_that_is_closed_says_so(bubblewrap):
+    async def body():
+        box = await bubblewrap.create()
+        await box.close()
+        await box.close()
+        with pytest.raises(SandboxLost, match="closed"):
+            await box.exec(["true"])
+
+    asyncio.run(body())
+
+
+def test_a_sandbox_that_dies_is_a_fault_and_never_a_result(bubblewrap):
+    async def body():
+        box = await bubblewrap.create()
+        running = asyncio.create_task(box.exec(["sleep", "30"]))
+        await asyncio.sleep(0.2)
+        os.kill(box._family.lease.pid, 9)
+        with pytest.raises(EnvFault):
+            await asyncio.wait_for(running, 5)
+        await box.close()
+
+    asyncio.run(body())
+
+
+def test_a_sandbox_serves_one_event_loop_after_another(bubblewrap):
+    box = asyncio.run(bubblewrap.create())
+    assert asyncio.run(box.exec(["echo", "1"])).stdout == b"1\n"
+    assert asyncio.run(box.exec(["echo", "2"])).stdout == b"2\n"
+    asyncio.run(box.close())
+
+
+def test_unknown_names_are_errors_that_name_the_nearest(inside):
+    with pytest.raises(UnknownName, match="bubblewrap"):
+        backend("bublewrap")
+
+    async def body(box):
+        with pytest.raises(UnknownName, match="python"):
+            await box.interpreter("pyton")
+        with pytest.raises(ConfigError, match="NUL"):
+            await box.exec(["a\0b"])
+
+    inside(body)
+
+
+def test_no_backend_is_an_error_that_says_what_to_install(monkeypatch):
+    from turngym.errors import MissingDependency
+    from turngym.sandbox import bubblewrap as module
+
+    monkeypatch.setattr(module.shutil, "which", lambda _: None)
+    module._unavailable.cache_clear()
+    try:
+        with pytest.raises(MissingDependency, match="apt-get install bubblewrap"):
+            backend()
+        with pytest.raises(MissingDependency, match="apt-get install bubblewrap"):
+            backend("bubblewrap")
+    finally:
+        module._unavailable.cache_clear()
