@@ -12,6 +12,8 @@ import hashlib
 
 import numpy as np
 
+from turngym.errors import ConfigError
+
 _MASK = (1 << 64) - 1
 
 
@@ -20,10 +22,16 @@ def derive(root: int, *path: int | str) -> int:
 
     Words are hashed to integers, so `derive(0, "task", 3)` and `derive(0, "eval", 3)` are unrelated.
 
+    Raises:
+        ConfigError: for a step that is an integer outside [0, 2³²): SeedSequence would split a larger one, and
+            two paths would share a seed.
+
     >>> derive(0, "task", 3) == derive(0, "task", 3) != derive(0, "task", 4)
     True
     """
     key = [_word(p) if isinstance(p, str) else p for p in path]
+    if not all(0 <= step < 1 << 32 for step in key):
+        raise ConfigError(f"a step of a seed's path is a word or an integer in [0, 2**32), got {path}")
     words = np.random.SeedSequence(root, spawn_key=key).generate_state(1, np.uint64)
     return int(words[0]) >> 1
 

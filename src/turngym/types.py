@@ -170,8 +170,14 @@ class Budget:
     def __post_init__(self) -> None:
         for f in fields(self):
             value = getattr(self, f.name)
-            if value is not None and value <= 0:
-                raise ConfigError(f"budget {f.name} must be positive, got {value!r}; leave it out for no limit")
+            if value is None and f.name != "turn_tokens":
+                continue
+            kinds = (int, float) if f.name == "wall_time_s" else (int,)
+            if type(value) not in kinds or not value > 0:
+                kind = "number" if f.name == "wall_time_s" else "integer"
+                raise ConfigError(
+                    f"budget {f.name} must be a positive {kind}, got {value!r}; leave it out for the default"
+                )
 
 
 @dataclass(slots=True)
