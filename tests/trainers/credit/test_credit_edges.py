@@ -92,6 +92,20 @@ def test_a_masked_path_is_counted_and_not_trained(name):
     assert (masked.rollouts, masked.masked, failed.masked) == (5, 2, 0)
 
 
+def test_a_masked_path_has_no_say_in_the_mean_over_the_paths_through_a_shared_action():
+    # returns 1, 0 (cut), 0, 0: .75, −.25, −.25, −.25; the shared action hears the first only
+    credit = get_rule("dr_grpo")(grow([[1.0, CUT], 0.0, 0.0]))
+    assert list(credit.advantages.values()) == [0.75, 0.75, -0.25, -0.25]
+
+
+def test_a_masked_path_gets_no_wider_clip():
+    tree = grow([[1.0, [CUT]], 0.0])  # the path that was cut: actions 1, 4, 6
+    assert tree[6].stop is StopReason.TURNS
+    tree[6].metrics[CRITICAL_TURN] = 0.0
+    assert set(get_rule("elpo")(tree).lower_clip_extra) == {1}
+    assert set(get_rule("elpo", truncated="fail")(tree).lower_clip_extra) == {1, 4, 6}
+
+
 @every_rule
 def test_a_success_at_the_limit_is_trained(name):
     tree = grow([Leaf(1.0, StopReason.TURNS, Outcome.SUCCESS), 0.0])

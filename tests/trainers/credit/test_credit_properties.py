@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from credit_trees import Leaf, Turn, actions, grow
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from turngym.trainers.credit import RULES, get_rule
@@ -16,6 +16,7 @@ from turngym.types import StopReason
 every_rule = pytest.mark.parametrize("name", RULES)
 LINEAR = ("dr_grpo", "rloo", "tree", "vine")
 NORMALISED = ("grpo", "tree_grpo", "elpo")
+brief = settings(max_examples=50)
 
 stops = st.sampled_from([StopReason.TERMINATED] * 4 + [StopReason.ENV_FAULT, StopReason.TURNS])
 rewards = st.integers(-8, 8).map(lambda i: i / 4)
@@ -63,6 +64,7 @@ def nested(tree: Tree, advantages: dict[int, float], node: int = 0):
 
 
 @every_rule
+@brief
 @given(spec=trees)
 def test_the_order_of_siblings_does_not_matter(name, spec):
     tree, mirrored = grow(spec), grow(transform(spec, order=lambda below: below[::-1]))
@@ -71,6 +73,7 @@ def test_the_order_of_siblings_does_not_matter(name, spec):
 
 
 @every_rule
+@brief
 @given(spec=trees, shift=st.integers(-16, 16).map(lambda i: i / 4))
 def test_the_same_reward_for_everyone_changes_nothing(name, spec, shift):
     tree, shifted = grow(spec), grow(transform(spec, shift=shift))
@@ -78,6 +81,7 @@ def test_the_same_reward_for_everyone_changes_nothing(name, spec, shift):
 
 
 @pytest.mark.parametrize("name", LINEAR)
+@brief
 @given(spec=trees, scale=st.sampled_from([-2.0, 0.5, 3.0]))
 def test_a_linear_rule_scales_with_the_rewards(name, spec, scale):
     tree, scaled = grow(spec), grow(transform(spec, scale=scale))
@@ -85,6 +89,7 @@ def test_a_linear_rule_scales_with_the_rewards(name, spec, scale):
 
 
 @pytest.mark.parametrize("name", NORMALISED)
+@brief
 @given(spec=trees, scale=st.sampled_from([0.5, 4.0]))
 def test_a_normalised_rule_does_not_scale(name, spec, scale):
     tree, scaled = grow(spec), grow(transform(spec, scale=scale))
@@ -99,6 +104,7 @@ def split(spec):
 
 
 @every_rule
+@brief
 @given(spec=trees)
 def test_contexts_do_not_change_the_weight_of_a_rollout(name, spec):
     tree, in_pieces = grow(spec), grow([split(s) for s in spec])
@@ -106,6 +112,7 @@ def test_contexts_do_not_change_the_weight_of_a_rollout(name, spec):
 
 
 @every_rule
+@brief
 @given(spec=trees)
 def test_only_actions_on_paths_that_count_are_trained(name, spec):
     tree = grow(spec)
@@ -120,12 +127,14 @@ def test_only_actions_on_paths_that_count_are_trained(name, spec):
 
 
 @pytest.mark.parametrize("name", ["dr_grpo", "rloo", "grpo", "tree"])
+@brief
 @given(returns=st.lists(rewards, min_size=2, max_size=12))
 def test_a_root_group_sums_to_0(name, returns):
     tree = grow([Leaf(r) for r in returns])
     assert sum(get_rule(name)(tree).advantages.values()) == pytest.approx(0, abs=1e-8)
 
 
+@brief
 @given(returns=st.lists(rewards, min_size=1, max_size=12), turns=st.integers(0, 3))
 def test_tree_is_rloo_where_only_the_root_branches(returns, turns):
     spec: list = [Leaf(r) for r in returns]

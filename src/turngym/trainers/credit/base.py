@@ -226,9 +226,7 @@ def mean(values: Sequence[float] | Array) -> float:
 
 def centre(values: Array) -> Array:
     """`(G,)` values minus their mean; exactly 0 for a group of one and for a group of equals."""
-    if len(values) < 2 or all_equal(values):
-        return np.zeros(len(values))
-    return values - mean(values)
+    return values - mean(values) if len(values) else values
 
 
 def standardise(values: Array, std: Std) -> Array:

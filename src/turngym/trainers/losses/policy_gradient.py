@@ -1,0 +1,114 @@
+"""The losses that make a policy better: `pg` and `ppo`.
+
+The one idea: both weigh the advantage of a token by the ratio of the optimised to the sampling policy, whose
+gradient at ratio 1 is the policy gradient; PPO stops where the ratio has moved far enough.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from turngym.errors import ConfigError
+from turngym.trainers.credit.options import NotNegative, Share, checked
+from turngym.trainers.losses.base import TokenBatch, Trained, log_ratio, means
+from turngym.trainers.losses.penalties import kl
+
+
+@checked
+def pg(batch: TokenBatch) -> tuple[Tensor, dict[str, float]]:
+    """Importance-weighted policy gradient: l = −A · π_θ/μ per token, Σ w·l / denominator.
+
+    On the sampled policy the gradient is REINFORCE's, −A ∇log π_θ. The ratio is per token, so off the sampled
+    policy the estimate is biased by what the earlier tokens of the path would have changed.
+
+    Source: Williams (1992); the weighted form as in off-policy actor-critic (Degris et al., arXiv:1205.4839).
+
+    Args:
+        batch: with `behaviour_logprobs` and `advantages`.
+
+    Returns:
+        the loss, and `loss/pg`, `tokens/trained`, `ratio/mean`, `ratio/max` (π_θ/μ), `kl/behaviour_k3`.
+
+    Raises:
+        ConfigError: for a missing field.
+        HarnessFault: for NaN or inf on a trained token.
+    """
+    trained = Trained(batch, "pg")
+    logprobs, behaviour = trained["logprobs"], trained.constant("behaviour_logprobs")
+    ratio = log_ratio(logprobs, behaviour).exp()
+    loss = trained.reduce(-trained.constant("advantages") * ratio)
+    return loss, {"loss/pg": float(loss.detach()), **_statistics(ratio, logprobs, behaviour)}
+
+
+@checked
+def ppo(
+    batch: TokenBatch,
+    *,
+    clip_low: Share = 0.2,
+    clip_high: NotNegative = 0.2,
+    dual_clip: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = 3.0,
+) -> tuple[Tensor, dict[str, float]]:
+    """Clipped surrogate with separate widths and dual clip.
+
+        r = π_θ/π_old
+        l = max(−A·r, −A·clip(r, 1 − clip_low − lower_clip_extra, 1 + clip_high))
+        where A < 0:  l = min(l, −A·dual_clip)
+        loss = Σ w·l / denominator
+
+    Source: Schulman et al. (arXiv:1707.06347), eq. 7; clip-higher: DAPO (arXiv:2503.14476), 0.2 and 0.28; dual
+    clip: Ye et al. (arXiv:1912.09729); a wider lower clip on some tokens: ELPO (arXiv:2602.09598).
+
+    Args:
+        batch: with `behaviour_logprobs` and `advantages`; `proximal_logprobs` (default: behaviour) and
+            `lower_clip_extra` (default: 0) if there are any.
+        clip_low: the ratio is clipped below 1 − this, from 0 to 1.
+        clip_high: the ratio is clipped above 1 + this.
+        dual_clip: bound of the loss in units of −A where A < 0, above 1; None switches it off.
+
+    Returns:
+        the loss, and `loss/ppo`, `tokens/trained`, `ratio/mean`, `ratio/max` (π_θ/π_old), `kl/behaviour_k3`;
+        `clip/low_share`, `clip/high_share`, `clip/dual_share`: tokens without a gradient for that reason.
+
+    Raises:
+        ConfigError: for a missing field, or a lower clip width above 1 in sum.
+        HarnessFault: for NaN or inf on a trained token.
+    """
+    trained = Trained(batch, "ppo")
+    logprobs, behaviour = trained["logprobs"], trained.constant("behaviour_logprobs")
+    has_proximal = batch.proximal_logprobs is not None
+    proximal = trained.constant("proximal_logprobs") if has_proximal else behaviour
+    advantages = trained.constant("advantages")
+    ratio = log_ratio(logprobs, proximal).exp()
+    low = 1 - clip_low - trained.constant("lower_clip_extra", 0.0)
+    if bool((low < 0).any()):
+        raise ConfigError(f"loss ppo: clip_low {clip_low} plus lower_clip_extra is above 1 on some token")
+    high = torch.full_like(low, 1 + clip_high)
+    per_token = torch.maximum(-advantages * ratio, -advantages * torch.clamp(ratio, low, high))
+    ceiling = torch.inf if dual_clip is None else dual_clip
+    dual = (advantages < 0) & (ratio > ceiling)
+    if dual_clip is not None:
+        per_token = torch.where(dual, -advantages * dual_clip, per_token)
+    loss = trained.reduce(per_token)
+    shares = {
+        "clip/low_share": ((advantages < 0) & (ratio < low)).float(),
+        "clip/high_share": ((advantages > 0) & (ratio > high)).float(),
+        "clip/dual_share": dual.float(),
+    }
+    return loss, {
+        "loss/ppo": float(loss.detach()),
+        **_statistics(ratio, logprobs, behaviour),
+        **means(**shares),
+    }
+
+
+def _statistics(ratio: Tensor, logprobs: Tensor, behaviour: Tensor) -> dict[str, float]:
+    averages = {"ratio/mean": ratio, "kl/behaviour_k3": kl(behaviour, logprobs, estimator="k3")}
+    return {
+        "tokens/trained": float(ratio.numel()),
+        "ratio/max": float(ratio.detach().max()) if ratio.numel() else 0.0,
+        **means(**averages),
+    }
