@@ -47,7 +47,7 @@ async def watch(
     )
     console.print(Text(line, style="bold green" if outcome is Outcome.SUCCESS else "bold red"))
     if "fault" in node.log:
-        console.print(Text(str(node.log["fault"]), style="red"))
+        console.print(Text(visible(str(node.log["fault"])), style="red"))
     return outcome
 
 
@@ -88,6 +88,15 @@ def spoken(line: str, tools: Any) -> str:
     return format_call(ToolCall(name, typed))
 
 
+def visible(text: str) -> str:
+    """`text` without what would steer a terminal: control characters and lone surrogates become U+FFFD.
+
+    >>> visible("a\\x1b[2Jb\\n")
+    'a\ufffd[2Jb\\n'
+    """
+    return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
+
+
 class _Shown:
     """An environment whose every word is printed on the way."""
 
@@ -115,5 +124,5 @@ class _Shown:
         grid.add_column(style="dim", justify="right", width=9)
         grid.add_column(overflow="fold")
         for message in messages:
-            grid.add_row(message.role, Text(message.content, style=_STYLES[message.role]))
+            grid.add_row(message.role, Text(visible(message.content), style=_STYLES[message.role]))
         self._console.print(grid)

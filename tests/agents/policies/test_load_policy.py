@@ -6,6 +6,7 @@ import importlib.metadata
 import subprocess
 import sys
 from importlib.metadata import EntryPoint, EntryPoints
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -68,7 +69,7 @@ def test_a_malformed_spec_says_how_to_write_it(spec: str, says: str) -> None:
 
 
 def wall(name: str, **options: Any) -> Any:
-    return "made", name, options
+    return SimpleNamespace(built=(name, options))
 
 
 def test_another_package_adds_a_kind_by_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,7 +82,8 @@ def test_another_package_adds_a_kind_by_entry_point(monkeypatch: pytest.MonkeyPa
     )
     monkeypatch.setattr(KINDS, "_things", dict(KINDS._things))
     made: Any = load_policy("mirror:wall?size=3")
-    assert made == ("made", "wall", {"size": 3})
+    assert made.built == ("wall", {"size": 3})
+    assert made.name == "mirror:wall?size=3"
     with pytest.raises(UnknownName, match="Did you mean 'mirror'"):
         load_policy("miror:wall")
 

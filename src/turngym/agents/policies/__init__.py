@@ -52,7 +52,9 @@ def load_policy(spec: str) -> Policy:
             f"a policy is written KIND:NAME, got {spec!r}. Did you mean {near[0]!r}? Kinds: {', '.join(KINDS.names())}"
         )
     options = parse_options(query.split("&") if query else (), where=f"policy {spec!r}")
-    return KINDS.get(kind)(name, **options)
+    policy = KINDS.get(kind)(name, **options)
+    policy.name = spec  # options change results, so they belong to the name under which results are kept
+    return policy
 
 
 def _epsilon(*, epsilon: float) -> Policy:
