@@ -19,7 +19,8 @@ import math
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar, get_type_hints
+from weakref import WeakSet
 
 import numpy as np
 
@@ -38,7 +39,11 @@ class Fork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TreeBudget:
-    """What one tree may cost; None means no limit. Shared prefixes count once. Checked before each path."""
+    """What one tree may cost; None means no limit. Shared prefixes count once.
+
+    Checked before each round of forks: paths of one round run at the same time, so `leaves` is kept exactly, and
+    the other two may be overdrawn by the paths of the last round.
+    """
 
     leaves: int | None = None
     "finished paths"
@@ -76,10 +81,30 @@ class Purse:
 
 Decisions = Generator[list[Fork], list[int], None]
 Plan = Callable[[Tree, Purse, np.random.Generator], Decisions]
+P = TypeVar("P", bound=Callable[..., Decisions])
+
+_ROOT_ONLY: WeakSet[Callable[..., Decisions]] = WeakSet()
 
 
+def root_only(plan: P) -> P:
+    """Declare that `plan` forks at the root and nowhere else.
+
+    It then needs no snapshots, and runs on environments that can't be forked in the middle of an episode.
+    """
+    _ROOT_ONLY.add(plan)
+    return plan
+
+
+def forks_inside(plan: Plan) -> bool:
+    """True unless `plan` was declared `root_only`."""
+    return getattr(plan, "func", plan) not in _ROOT_ONLY
+
+
+@root_only
 def group(tree: Tree, purse: Purse, rng: np.random.Generator, *, size: int = 8) -> Decisions:
     """`size` paths from the root: a GRPO group."""
+    if size < 1:
+        raise ConfigError(f"group needs size ≥ 1, got {size}")
     yield [Fork(0, size)]
 
 
@@ -88,32 +113,42 @@ def random_node(
 ) -> Decisions:
     """Random-node expansion (Tree-GRPO): `roots` chains, then `rounds` times `draws` forks a chain.
 
-    Forks are drawn with replacement, uniformly from the decision points of the chain's subtree (the root counts).
-    A longer chain offers more late points, so the choice depends a little on the chain's future; see `coin`.
+    Forks are drawn with replacement, uniformly from the root and the decision points of what has grown from the
+    chain. A longer chain offers more late points, so the choice depends a little on the chain's future; see `coin`.
     """
     if roots < 1 or draws < 1 or rounds < 0:
-        raise ConfigError(f"random_node needs roots ≥ 1, draws ≥ 1, rounds ≥ 0; got {roots}, {draws}, {rounds}")
-    yield [Fork(0, roots)]
+        raise ConfigError(
+            f"random_node needs roots ≥ 1, draws ≥ 1, rounds ≥ 0; got {roots}, {draws}, {rounds}"
+        )
+    chains = _chains(tree, (yield [Fork(0, roots)]))
     for _ in range(rounds):
         forks = []
-        for chain in list(tree.children(0)):
+        for chain in chains:
             points = [0, *_decision_points(tree, chain)]
             forks += [Fork(int(node), 1) for node in rng.choice(points, size=draws)]
         yield forks
 
 
 def coin(
-    tree: Tree, purse: Purse, rng: np.random.Generator, *, roots: int = 4, probability: float = 0.2, width: int = 1
+    tree: Tree,
+    purse: Purse,
+    rng: np.random.Generator,
+    *,
+    roots: int = 4,
+    probability: float = 0.2,
+    width: int = 1,
 ) -> Decisions:
     """`roots` chains, then at each of their decision points, with `probability`, `width` more paths.
 
     Whether a point forks does not depend on what happened after it, which is what unbiased tree credit needs.
     """
     if roots < 1 or width < 1 or not 0 <= probability <= 1:
-        raise ConfigError(f"coin needs roots ≥ 1, width ≥ 1, 0 ≤ probability ≤ 1; got {roots}, {width}, {probability}")
-    yield [Fork(0, roots)]
-    points = [n for chain in list(tree.children(0)) for n in _decision_points(tree, chain)]
-    yield [Fork(n, width) for n in points if rng.random() < probability]
+        raise ConfigError(
+            f"coin needs roots ≥ 1, width ≥ 1, 0 ≤ probability ≤ 1; got {roots}, {width}, {probability}"
+        )
+    chains = _chains(tree, (yield [Fork(0, roots)]))
+    points = [node for chain in chains for node in _decision_points(tree, chain)]
+    yield [Fork(node, width) for node in points if rng.random() < probability]
 
 
 def bisect(
@@ -140,10 +175,10 @@ def bisect(
     Surprisal (the mean of −log μ over sampled tokens) stands in for the entropy of the paper: its expectation is the
     entropy, and it needs no second look at the logits.
     """
-    if roots < 1 or targets < 1 or not 1 <= suffixes_min <= suffixes_max:
+    if min(roots, failures, targets) < 1 or not 1 <= suffixes_min <= suffixes_max or not math.isfinite(beta):
         raise ConfigError(
-            f"bisect needs roots ≥ 1, targets ≥ 1, 1 ≤ suffixes_min ≤ suffixes_max; got {roots}, {targets}, "
-            f"{suffixes_min}, {suffixes_max}"
+            "bisect needs roots, failures, targets ≥ 1, 1 ≤ suffixes_min ≤ suffixes_max and a finite beta; got "
+            f"{roots}, {failures}, {targets}, {suffixes_min}, {suffixes_max}, {beta}"
         )
     leaves = yield [Fork(0, roots)]
     failed = [leaf for leaf in leaves if _lost(tree, leaf)][:failures]
@@ -156,8 +191,7 @@ def bisect(
             while dead - alive > 1 and purse.leaves_left:
                 middle = (alive + dead) // 2
                 rise = _surprisal_rise(tree, actions, middle)
-                share = 1 / (1 + math.exp(-beta * rise))
-                count = round(suffixes_min + (suffixes_max - suffixes_min) * share)
+                count = round(suffix_count(rise, beta=beta, low=suffixes_min, high=suffixes_max))
                 suffixes = yield [Fork(tree[actions[middle]].parent, count)]
                 if not suffixes:  # every attempt was void
                     break
@@ -169,6 +203,17 @@ def bisect(
                 tree[leaf].metrics["critical_turn"] = float(alive)
     if purse.budget.leaves is not None and purse.leaves_left:
         yield [Fork(0, purse.leaves_left)]
+
+
+def suffix_count(rise: float, *, beta: float, low: int, high: int) -> float:
+    """Suffixes for one probe of `bisect` before rounding: X_min + (X_max − X_min)·σ(β·rise).
+
+    >>> round(suffix_count(0.5, beta=5.0, low=1, high=3), 3)
+    2.848
+    """
+    return (
+        low + (high - low) * (1 + math.tanh(beta * rise / 2)) / 2
+    )  # σ, without an exponential that overflows
 
 
 PLANS: dict[str, Callable[..., Decisions]] = {
@@ -184,20 +229,35 @@ def make_plan(name: str, **options: Any) -> Plan:
 
     Raises:
         UnknownName: for a plan or an option that does not exist, naming the nearest.
+        ConfigError: for an option of the wrong type or out of range.
 
     >>> plan = make_plan("group", size=4)
     """
     if name not in PLANS:
         raise unknown_name("branching plan", name, PLANS)
     known = [p.name for p in inspect.signature(PLANS[name]).parameters.values() if p.kind is p.KEYWORD_ONLY]
-    for option in options:
+    hints = get_type_hints(PLANS[name])
+    for option, value in options.items():
         if option not in known:
             raise unknown_name(f"option of plan {name!r}", option, known)
-    return partial(PLANS[name], **options)
+        wanted = (int, float) if hints[option] is float else hints[option]
+        if isinstance(value, bool) or not isinstance(value, wanted):
+            raise ConfigError(
+                f"option {option} of plan {name!r} must be {hints[option].__name__}, got {value!r}"
+            )
+    plan = partial(PLANS[name], **options)
+    # A plan checks its options before its first decision, and that one needs no tree.
+    next(plan(Tree(task_id=name, rollout_id=name), Purse(TreeBudget()), np.random.default_rng(0)))
+    return plan
+
+
+def _chains(tree: Tree, leaves: list[int]) -> list[int]:
+    """The first node below the root on the way to each leaf."""
+    return [tree.path(leaf)[1] for leaf in leaves]
 
 
 def _decision_points(tree: Tree, top: int) -> list[int]:
-    """Observation nodes below `top`: where the policy spoke and can speak again."""
+    """Observation nodes from `top` down, in the order of the tree: where the policy spoke and can speak again."""
     found, queue = [], [top]
     while queue:
         node = queue.pop()

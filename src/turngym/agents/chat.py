@@ -78,7 +78,7 @@ class ByteRenderer:
 
     def __init__(self) -> None:
         self.hash = hashlib.blake2b(b"turngym bytes 1", digest_size=16).hexdigest()
-        self.stop_ids = (self.END,)
+        self.stop_ids: tuple[int, ...] = (self.END,)
         self._opening = np.array([self._OPEN["assistant"]], np.int32)
 
     def open(self, messages: Sequence[Message]) -> Rendered:
@@ -109,4 +109,3 @@ class ByteRenderer:
             parts += [np.array([self._OPEN[message.role]], np.int32), ids]
         parts.append(self._opening)
         return np.concatenate(parts)
-

@@ -43,6 +43,8 @@ def procedural(
     if count < 1:
         raise ConfigError(f"a task set needs at least one task, got {count}")
     made = dict(options or {})
+    if fold is not None and made.get("fold", fold) != fold:
+        raise ConfigError(f"tasks of fold {fold!r} can't have the option fold={made['fold']!r}: leave it out")
     if fold is not None:
         made["fold"] = fold
     name = fold or "seed"

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from turngym.errors import CheckpointError
+from turngym.errors import CheckpointError, ConfigError
 
 logger = logging.getLogger(__name__)
 
@@ -35,32 +35,37 @@ def save_checkpoint(root: Path, update: int, write: Callable[[Path], None], *, k
     Raises:
         CheckpointError: where it could not be written (a full disk); earlier checkpoints are untouched.
     """
-    final = root / f"update-{update:06d}"
-    partial = root / f".partial-{update:06d}"
+    if keep < 1:
+        raise ConfigError(f"at least one checkpoint has to be kept, got keep={keep}")
+    final, partial = root / f"update-{update:06d}", root / f".partial-{update:06d}"
     try:
         root.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(partial, ignore_errors=True)
+        for left_over in root.glob(".partial-*"):  # by a run that was killed
+            shutil.rmtree(left_over)
         partial.mkdir()
         write(partial)
-        manifest = {str(p.relative_to(partial)): _fingerprint(p) for p in _files(partial)}
+        manifest = {p.relative_to(partial).as_posix(): _fingerprint(p) for p in _files(partial)}
         (partial / _MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
-        for path in [*_files(partial), partial]:
+        for path in [partial, *partial.rglob("*")]:
             _flush(path)
         if final.exists():
             shutil.rmtree(final)
         os.replace(partial, final)
         _flush(root)
-    except OSError as error:
+    except Exception as error:  # every library has a class of its own for a full disk
         shutil.rmtree(partial, ignore_errors=True)
-        raise CheckpointError(f"can't write {final}: {error}; earlier checkpoints still load") from error
-    for old in sorted(root.glob("update-*"))[:-keep]:
+        raise CheckpointError(
+            f"can't write {final}: {type(error).__name__}: {error}; earlier checkpoints still load"
+        ) from error
+    # Newer ones are broken, or this run would have gone on from them; they don't push out what was just written.
+    for old in [folder for folder in _by_update(root) if _update_of(folder) <= update][:-keep]:
         shutil.rmtree(old)
     return final
 
 
 def newest_checkpoint(root: Path) -> Path | None:
     """The newest checkpoint that is whole, or None. Broken ones are named in the log and passed over."""
-    for folder in sorted(root.glob("update-*"), reverse=True):
+    for folder in reversed(_by_update(root)):
         fault = fault_of(folder)
         if fault is None:
             return folder
@@ -71,9 +76,11 @@ def newest_checkpoint(root: Path) -> Path | None:
 def fault_of(folder: Path) -> str | None:
     """What is wrong with a checkpoint, or None."""
     try:
-        manifest: dict[str, Any] = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
+        manifest: Any = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         return f"no readable manifest: {error}"
+    if not isinstance(manifest, dict):
+        return "its manifest is not a list of files"
     for name, fingerprint in manifest.items():
         path = folder / name
         if not path.is_file():
@@ -81,6 +88,14 @@ def fault_of(folder: Path) -> str | None:
         if _fingerprint(path) != fingerprint:
             return f"{name} has changed"
     return None
+
+
+def _by_update(root: Path) -> list[Path]:
+    return sorted((f for f in root.glob("update-*") if f.name[7:].isdigit()), key=_update_of)
+
+
+def _update_of(folder: Path) -> int:
+    return int(folder.name.removeprefix("update-"))
 
 
 def _files(folder: Path) -> list[Path]:

@@ -7,13 +7,16 @@ exist is an error that names the nearest one.
 from __future__ import annotations
 
 import dataclasses
+import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from turngym.errors import ConfigError, unknown_name
+from turngym.options import parse_value
 from turngym.types import Budget, from_mapping
 
 
@@ -36,6 +39,10 @@ class RunConfig:
     keep_trees_every: int = 10
     "updates between saved batches of trees; 0 saves none"
 
+    def __post_init__(self) -> None:
+        _at_least(self, "run", 0, "seed", "updates", "env_steps", "keep_trees_every")
+        _at_least(self, "run", 1, "evaluate_every", "checkpoint_every", "keep_checkpoints")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyConfig:
@@ -47,6 +54,9 @@ class PolicyConfig:
     "rank of a LoRA adapter on all linear layers; 0 trains every weight"
     lora_alpha: float = 32.0
     "the adapter is scaled by alpha / rank"
+
+    def __post_init__(self) -> None:
+        _at_least(self, "policy", 0, "lora_rank", "lora_alpha")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +75,9 @@ class TaskConfig:
     "evaluation tasks"
     attempts: int = 1
     "paths per held-out task"
+
+    def __post_init__(self) -> None:
+        _at_least(self, "tasks", 1, "train", "held_out", "attempts")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +107,12 @@ class RolloutConfig:
     budget: Budget = field(default_factory=Budget)
     "limits of one path"
 
+    def __post_init__(self) -> None:
+        _at_least(self, "rollout", 0, "leaves", "policy_tokens", "env_steps", "retries", "temperature")
+        _at_least(self, "rollout", 1, "trees", "live_paths")
+        if not 0 <= self.max_fault_share <= 1:
+            raise ConfigError(f"rollout.max_fault_share is a share in [0, 1], got {self.max_fault_share!r}")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CreditConfig:
@@ -122,6 +141,9 @@ class LossConfig:
     kl: float = 0.0
     "coefficient of the k3 penalty to the initial policy"
 
+    def __post_init__(self) -> None:
+        _at_least(self, "loss", 0, "horizon", "entropy", "kl")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimiserConfig:
@@ -144,6 +166,12 @@ class OptimiserConfig:
     micro_tokens: int = 16384
     "padded tokens in one forward; smaller needs less memory and changes nothing else"
 
+    def __post_init__(self) -> None:
+        _at_least(self, "optimiser", 0, "lr", "warmup", "weight_decay", "beta1", "beta2", "grad_clip")
+        _at_least(self, "optimiser", 1, "epochs", "minibatches", "micro_tokens")
+        if max(self.beta1, self.beta2) >= 1:
+            raise ConfigError(f"optimiser.beta1 and beta2 must be below 1, got {self.beta1} and {self.beta2}")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainConfig:
@@ -165,14 +193,12 @@ class TrainConfig:
             UnknownName: for a section or field that does not exist.
             ConfigError: for a value of the wrong type or out of range.
         """
-        sections = {f.name: f for f in dataclasses.fields(cls)}
+        sections = get_type_hints(cls)
         made: dict[str, Any] = {}
         for name, values in data.items():
             if name not in sections:
                 raise unknown_name(f"section of {where}", name, sections)
-            if not isinstance(values, Mapping):
-                raise ConfigError(f"{where}: [{name}] must be a table, got {values!r}")
-            made[name] = _section(sections[name].default_factory, values, f"[{name}] of {where}")  # type: ignore[arg-type]
+            made[name] = _section(sections[name], values, f"[{name}] of {where}")
         return cls(**made)
 
     @classmethod
@@ -205,38 +231,44 @@ class TrainConfig:
                 target = target.setdefault(key, {})
                 if not isinstance(target, dict):
                     raise ConfigError(f"{setting!r}: {key} is not a table")
-            target[keys[-1]] = _value(text.strip())
+            target[keys[-1]] = parse_value(text.strip())
         return self.from_mapping(data, where="--set")
 
     def to_mapping(self) -> dict[str, Any]:
         """Nested plain data; fields that are None are left out, as TOML has no null."""
-        return _plain(self)
+        return {f.name: _plain(getattr(self, f.name)) for f in dataclasses.fields(self)}
 
 
-def _section(cls: Any, values: Mapping[str, Any], where: str) -> Any:
-    """One section: nested budgets are built, scalars are checked against the type of their default."""
-    made = dict(values)
-    defaults, hints = cls(), get_type_hints(cls)
-    for name, value in values.items():
-        if name not in hints:
-            continue  # from_mapping names the nearest
-        if get_origin(hints[name]) is Literal and value not in get_args(hints[name]):
-            raise unknown_name(f"{name} in {where}", str(value), get_args(hints[name]))
-        default = getattr(defaults, name)
-        if isinstance(default, Budget):
-            made[name] = from_mapping(Budget, value, where=f"{where}, {name}")
-        elif isinstance(default, Mapping):
-            if not isinstance(value, Mapping):
-                raise ConfigError(f"{where}: {name} must be a table, got {value!r}")
-        elif isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool):
-            made[name] = float(value)
-        elif type(value) is not type(default):
-            raise ConfigError(
-                f"{where}: {name} must be {type(default).__name__}, got {value!r} ({type(value).__name__})"
-            )
-        if isinstance(made[name], (int, float)) and not isinstance(value, bool) and made[name] < 0:
-            raise ConfigError(f"{where}: {name} can't be negative, got {value!r}")
+def _section(cls: type[Any], values: Any, where: str) -> Any:
+    """Build dataclass `cls` from `values`, each checked against the type that the field is declared with."""
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"{where} must be a table, got {values!r}")
+    hints = get_type_hints(cls)
+    made = {
+        # from_mapping names the nearest field where there is none of this name.
+        name: _typed(hints[name], value, f"{where}, {name}") if name in hints else value
+        for name, value in values.items()
+    }
     return from_mapping(cls, made, where=where)
+
+
+def _typed(hint: Any, value: Any, where: str) -> Any:
+    """`value` as a field of type `hint` takes it."""
+    if isinstance(hint, UnionType):  # X | None: what is None is left out of a file
+        hint = get_args(hint)[0]
+    if dataclasses.is_dataclass(hint):
+        return _section(hint, value, where)  # type: ignore[arg-type]
+    if get_origin(hint) is Literal:
+        if value not in get_args(hint):
+            raise unknown_name(f"value of {where}:", str(value), get_args(hint))
+        return value
+    if hint is float and type(value) is int:
+        return float(value)
+    plain = get_origin(hint) or hint
+    if isinstance(value, plain) and isinstance(value, bool) == (plain is bool):
+        return value
+    wanted = "a table" if plain is Mapping else plain.__name__
+    raise ConfigError(f"{where} must be {wanted}, got {value!r} ({type(value).__name__})")
 
 
 def _plain(value: Any) -> Any:
@@ -248,8 +280,9 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _value(text: str) -> Any:
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text
+def _at_least(config: Any, section: str, least: float, *names: str) -> None:
+    """Refuse numbers below `least`, and those that are not finite."""
+    for name in names:
+        value = getattr(config, name)
+        if not least <= value < math.inf:
+            raise ConfigError(f"{section}.{name} must be finite and at least {least}, got {value!r}")

@@ -26,6 +26,8 @@ from turngym.types import FloatArray, IntArray
 class Row:
     """`T` tokens of context, of which `M` are trained."""
 
+    rollout_id: str
+    "the tree that it comes from"
     ids: IntArray
     "`(T,)`"
     targets: IntArray
@@ -60,13 +62,15 @@ def rows_of(trees: Iterable[Tree], *, renderer_hash: str) -> list[Row]:
 def tree_rows(tree: Tree) -> list[Row]:
     """The rows of one scored tree; actions whose advantage is None are not trained, rows without any are left out.
 
+    A path that ended in a fault trains nothing of its own, whatever advantage stands there.
+
     Raises:
         TreeError: where an action stands at the very start of a context: nothing predicts its first token.
     """
     rows: list[Row] = []
     owned: set[int] = set()
     for leaf in tree.leaves:
-        for segment in tree.segments(leaf):
+        for segment in () if tree.void(leaf) else tree.segments(leaf):
             nodes = [tree[i] for i in segment]
             trained = [n for n in nodes if n.is_action and n.index not in owned and n.advantage is not None]
             trained = [n for n in trained if n.loss_mask.any()]
@@ -97,17 +101,31 @@ def _row(nodes: Sequence[Node], trained: set[int]) -> Row:
             )
         start += node.ids.size
     targets, behaviour, advantages, extra, version = (np.concatenate(c) for c in zip(*columns, strict=True))
+    rollout_id = nodes[0].tree.rollout_id
     if targets[0] == 0:
-        raise TreeError(f"{nodes[0].tree.rollout_id}: node {nodes[0].index} is an action at the start of a context")
-    return Row(np.concatenate(spans), targets.astype(np.int32), behaviour, advantages, extra, version)
+        raise TreeError(f"{rollout_id}: node {nodes[0].index} is an action at the start of a context")
+    return Row(
+        rollout_id=rollout_id,
+        ids=np.concatenate(spans),
+        targets=targets.astype(np.int32),
+        behaviour_logprobs=behaviour,
+        advantages=advantages,
+        lower_clip_extra=extra,
+        version=version,
+    )
 
 
 def signal_only(rows: Sequence[Row]) -> list[Row]:
-    """Rows with at least one advantage that is not 0: the others have no gradient, unless a penalty gives one."""
-    return [row for row in rows if np.any(row.advantages)]
+    """Rows of trees that have an advantage other than 0: the others have no gradient, unless a penalty gives one.
+
+    Trees stay whole: if rows were dropped one by one, the number of tokens that a loss divides by would depend on how
+    often a rollout restarted its context.
+    """
+    with_signal = {row.rollout_id for row in rows if row.advantages.any()}
+    return [row for row in rows if row.rollout_id in with_signal]
 
 
 def trained_paths(tree: Tree) -> int:
-    """Paths with at least one trained action: each counts once, into however many contexts it was split."""
+    """Paths that count and have a trained action: each counts once, into however many contexts it was split."""
     scored = {node.index for node in tree if node.is_action and node.advantage is not None}
-    return sum(not scored.isdisjoint(tree.path(leaf)) for leaf in tree.leaves)
+    return sum(not tree.void(leaf) and not scored.isdisjoint(tree.path(leaf)) for leaf in tree.leaves)

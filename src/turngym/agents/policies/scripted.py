@@ -36,7 +36,10 @@ class Expert(Protocol):
 
 
 class ScriptedPolicy(ABC):
-    """Base: chooses a text, which the renderer turns into ids."""
+    """Base: chooses a text, which the renderer turns into ids.
+
+    A text is one piece, so `max_tokens` does not cut it: half of a tool call would be another action.
+    """
 
     window: int | None = None
 
@@ -85,7 +88,9 @@ class Mixture(ScriptedPolicy):
     def __init__(self, epsilon: float, *, renderer: Renderer | None = None) -> None:
         if not 0 <= epsilon <= 1:
             raise ConfigError(f"epsilon is a probability, got {epsilon}")
-        super().__init__("scripted:random" if epsilon == 1 else f"scripted:epsilon?epsilon={epsilon}", renderer=renderer)
+        super().__init__(
+            "scripted:random" if epsilon == 1 else f"scripted:epsilon?epsilon={epsilon}", renderer=renderer
+        )
         self.epsilon = epsilon
 
     def choose(self, turn: Turn, seed: int) -> tuple[str, float]:
@@ -112,11 +117,15 @@ class Replay(ScriptedPolicy):
     def choose(self, turn: Turn, seed: int) -> tuple[str, float]:
         """The recorded action of this turn."""
         if turn.index >= len(self.actions):
-            raise HarnessFault(f"the recording has {len(self.actions)} actions, and turn {turn.index} was asked for")
+            raise HarnessFault(
+                f"the recording has {len(self.actions)} actions, and turn {turn.index} was asked for"
+            )
         return self.actions[turn.index], 0.0
 
 
 def _expert(env: TurnEnv) -> Expert:
     if not isinstance(env, Expert):
-        raise ConfigError(f"{type(env).__name__} has no optimal_action() and random_action(): scripts can't play it")
+        raise ConfigError(
+            f"{type(env).__name__} has no optimal_action() and random_action(): scripts can't play it"
+        )
     return env

@@ -11,7 +11,7 @@ from turngym.agents.grow import LeafSeen, MakeEnv, grow, make_env
 from turngym.agents.loop import LoopOptions
 from turngym.agents.policy import Policy
 from turngym.agents.rollout.scheduler import run_all
-from turngym.errors import EnvFault
+from turngym.errors import ConfigError, EnvFault
 from turngym.seeding import derive
 from turngym.tasks.task import Task
 from turngym.tree import Tree
@@ -42,28 +42,34 @@ async def collect(
         budget: what each tree may cost.
         seed: root of every random number.
         live_paths: paths that are live at once. A path that ends makes room for the next; nothing waits for a batch.
+            Trees are opened no faster than that.
         retries: see `grow`.
         on_leaf: called with each finished path.
         make_env: makes the environment of a task.
+
+    Raises:
+        ConfigError: where policy, environment, plan and options don't fit together.
     """
-    slots = asyncio.Semaphore(live_paths)
+    if live_paths < 1:
+        raise ConfigError(f"live_paths must be at least 1, got {live_paths}")
+    paths, open_trees = asyncio.Semaphore(live_paths), asyncio.Semaphore(live_paths)
 
     async def one(index: int, task: Task) -> Tree | None:
-        tree_seed = derive(seed, "tree", index)
         try:
-            return await grow(
-                task,
-                policy,
-                plan,
-                options=options,
-                budget=budget,
-                seed=tree_seed,
-                rollout_id=f"{task.task_id}@{seed}.{index}",
-                retries=retries,
-                slots=slots,
-                on_leaf=on_leaf,
-                make_env=make_env,
-            )
+            async with open_trees:
+                return await grow(
+                    task,
+                    policy,
+                    plan,
+                    options=options,
+                    budget=budget,
+                    seed=derive(seed, "tree", index),
+                    rollout_id=f"{task.task_id}@{seed}.{index}",
+                    retries=retries,
+                    slots=paths,
+                    on_leaf=on_leaf,
+                    make_env=make_env,
+                )
         except EnvFault as error:
             logger.warning("%s: no tree: %s", task.task_id, error)
             return None

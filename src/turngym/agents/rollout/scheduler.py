@@ -1,4 +1,4 @@
-"""Run many things at once without lock-step: each advances alone, a bounded number is live, order is kept."""
+"""Run many things at once without lock-step: each advances alone, and order is kept."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ async def run_all(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(c) for c in coroutines]
     except BaseExceptionGroup as errors:
-        raise _first(errors) from None
-    return [task.result() for task in tasks]
+        first = _first(errors)
+    else:
+        return [task.result() for task in tasks]
+    raise first  # outside of `except`, so that its own cause and context stay what they are
 
 
 def _first(error: BaseException) -> BaseException:
