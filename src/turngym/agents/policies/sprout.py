@@ -78,8 +78,8 @@ class Recipe:
     layers: int = 4
     heads: int = 4
     feed_forward: int = 352
-    epochs: int = 3
-    batch: int = 32
+    epochs: int = 2
+    batch: int = 16
     "episodes in one step"
     lr: float = 2e-3
     "peak; cosine to a tenth of it"
@@ -183,8 +183,9 @@ def train_model(trees: Sequence[Tree], tokenizer: PreTrainedTokenizerFast, recip
     schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: _cosine(step, recipe.warmup, steps))
     for step, batch in enumerate(_batches(rows, recipe)):
         ids, labels = _pad([rows[i] for i in batch], tokenizer.pad_token_id)
-        logits = model(input_ids=ids, use_cache=False).logits[:, :-1]
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten())
+        hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state[:, :-1]
+        said = labels[:, 1:] >= 0  # a sixth of all tokens: the output layer need not look at the others
+        loss = torch.nn.functional.cross_entropy(model.lm_head(hidden[said]), labels[:, 1:][said])
         optimiser.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
