@@ -11,7 +11,7 @@ import numpy as np
 
 from turngym.errors import CreditError
 from turngym.trainers.credit.base import Array, Credit, Paths, Std, Truncated, read_paths, standardise
-from turngym.trainers.credit.options import NotNegative, Share, checked
+from turngym.trainers.options import NotNegative, Share, checked
 from turngym.tree import Tree
 from turngym.types import Outcome
 

@@ -18,7 +18,7 @@ from turngym.trainers.credit.base import (
     read_paths,
     standardise,
 )
-from turngym.trainers.credit.options import checked
+from turngym.trainers.options import checked
 from turngym.tree import Tree
 
 

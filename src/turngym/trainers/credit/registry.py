@@ -10,10 +10,10 @@ from typing import Any
 from turngym.trainers.credit.base import Credit, CreditRule
 from turngym.trainers.credit.elpo import elpo
 from turngym.trainers.credit.grpo import dr_grpo, grpo, rloo
-from turngym.trainers.credit.options import bind
 from turngym.trainers.credit.tree_grpo import tree_grpo
 from turngym.trainers.credit.tree_rloo import tree_rloo
 from turngym.trainers.credit.vine import vine
+from turngym.trainers.options import bind
 from turngym.tree import Tree
 
 LOWER_CLIP_EXTRA = "lower_clip_extra"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from turngym.trainers.credit.base import Credit, Std, Truncated, read_paths, standardise
-from turngym.trainers.credit.options import checked
+from turngym.trainers.options import checked
 from turngym.tree import Tree
 
 

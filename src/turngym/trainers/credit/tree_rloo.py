@@ -14,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 
 from turngym.trainers.credit.base import Credit, Truncated, leave_one_out, read_paths
-from turngym.trainers.credit.options import NotNegative, checked
+from turngym.trainers.options import NotNegative, checked
 from turngym.tree import Tree
 
 

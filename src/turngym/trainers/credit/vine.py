@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from turngym.trainers.credit.base import Credit, Truncated, read_paths
-from turngym.trainers.credit.options import checked
+from turngym.trainers.options import checked
 from turngym.tree import Tree
 
 

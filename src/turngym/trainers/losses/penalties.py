@@ -12,8 +12,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from turngym.trainers.credit.options import checked
 from turngym.trainers.losses.base import TokenBatch, Trained, log_ratio, means
+from turngym.trainers.options import checked
 
 Estimator = Literal["k1", "k2", "k3"]
 

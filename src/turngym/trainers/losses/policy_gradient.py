@@ -13,9 +13,9 @@ from pydantic import Field
 from torch import Tensor
 
 from turngym.errors import ConfigError
-from turngym.trainers.credit.options import NotNegative, Share, checked
 from turngym.trainers.losses.base import TokenBatch, Trained, log_ratio, means
 from turngym.trainers.losses.penalties import kl
+from turngym.trainers.options import NotNegative, Share, checked
 
 
 @checked

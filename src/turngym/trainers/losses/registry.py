@@ -8,10 +8,10 @@ from typing import Any
 
 from torch import Tensor
 
-from turngym.trainers.credit.options import bind
 from turngym.trainers.losses.base import Loss
 from turngym.trainers.losses.penalties import entropy_bonus, kl_penalty
 from turngym.trainers.losses.policy_gradient import pg, ppo
+from turngym.trainers.options import bind
 
 LOSSES: Mapping[str, Callable[..., tuple[Tensor, dict[str, float]]]] = MappingProxyType(
     {"pg": pg, "ppo": ppo}
