@@ -127,28 +127,18 @@ class Tree:
         """
         index, start = self._nodes, self._tokens
         if not -1 <= parent < index or (parent == -1) != (index == 0):
-            raise TreeError(
-                f"{self.rollout_id}: node {index} can't have parent {parent}: "
-                "the first node has parent -1, every other one an earlier node"
+            raise self._error(
+                f"node {index} can't have parent {parent}: the first node has parent -1, every other one an earlier node"
             )
-        span = np.asarray(ids)
-        if span.ndim != 1 or (span.dtype.kind not in "iu" and span.size):
-            raise TreeError(
-                f"{self.rollout_id}: ids of node {index} must be (T,) integers, got {span.dtype} {span.shape}"
-            )
-        end = start + span.size
         if reward is not None and not math.isfinite(reward):
-            raise TreeError(f"{self.rollout_id}: reward of node {index} must be finite, got {reward}")
+            raise self._error(f"reward of node {index} must be finite, got {reward}")
         key = None if state_key is None else raw_key(state_key, self.rollout_id)
+        span = self._checked_ids(ids)
+        end = start + span.size
         if end > self._ids.size or index >= self._parent.size:
             self._reserve(index + 1, end)
-        origins, sampled = self._checked_origins(origin, end - start)
+        origins, sampled = self._checked_origins(origin, kind, span.size)
         if sampled or logprobs is not None:
-            if sampled and kind == _OBSERVATION:
-                raise TreeError(
-                    f"{self.rollout_id}: node {index} is an OBSERVATION with SAMPLED tokens, which nothing could "
-                    "ever train: add what the policy wrote as an ACTION or a SUMMARY"
-                )
             self._set_scores(origins, logprobs, version, slice(start, end))
         # From here on nothing can fail, so a node that was refused leaves no trace.
         self._ids[start:end] = span
@@ -168,18 +158,35 @@ class Tree:
                 self._children[parent].append(index)
         return index
 
-    def _checked_origins(self, origin: Origin | npt.ArrayLike, count: int) -> tuple[Any, bool]:
+    def _error(self, words: str) -> TreeError:
+        return TreeError(f"{self.rollout_id}: {words}")
+
+    def _checked_ids(self, ids: npt.ArrayLike) -> npt.NDArray[np.integer[Any]]:
+        span = np.asarray(ids)
+        if span.ndim != 1 or (span.dtype.kind not in "iu" and span.size):
+            raise self._error(
+                f"ids of node {self._nodes} must be (T,) integers, got {span.dtype} {span.shape}"
+            )
+        return span
+
+    def _checked_origins(self, origin: Origin | npt.ArrayLike, kind: Kind, count: int) -> tuple[Any, bool]:
         """Origins as an integer or `(T,)`, and whether any token was sampled."""
         if isinstance(origin, Origin):
-            return int(origin), origin is Origin.SAMPLED
-        origins = self._sized(origin, np.uint8, "origin", count)
-        # Bytes answer "any?" at a quarter of the cost of a NumPy mask on the short spans that most nodes are.
-        raw = origins.tobytes()
-        if raw.strip(_ORIGINS):
-            raise TreeError(
-                f"{self.rollout_id}: origin of node {self._nodes} holds {origins.max()}; an Origin is 0 to 3"
+            origins: Any = int(origin)
+            sampled = origin is Origin.SAMPLED
+        else:
+            origins = self._sized(origin, np.uint8, "origin", count)
+            # Bytes answer "any?" at a quarter of the cost of a NumPy mask on the short spans that most nodes are.
+            raw = origins.tobytes()
+            if raw.strip(_ORIGINS):
+                raise self._error(f"origin of node {self._nodes} holds {origins.max()}; an Origin is 0 to 3")
+            sampled = _SAMPLED in raw
+        if sampled and kind == _OBSERVATION:
+            raise self._error(
+                f"node {self._nodes} is an OBSERVATION with SAMPLED tokens, which nothing could ever train: "
+                "add what the policy wrote as an ACTION or a SUMMARY"
             )
-        return origins, _SAMPLED in raw
+        return origins, sampled
 
     def _set_scores(
         self, origins: Any, logprobs: npt.ArrayLike | None, version: int | npt.ArrayLike, span: slice
@@ -196,8 +203,8 @@ class Tree:
             where = origins == np.uint8(_SAMPLED)
             wrong = 1 in (finite != where).tobytes() or 1 in (np.isnan(scores) == where).tobytes()
         if wrong:
-            raise TreeError(
-                f"{self.rollout_id}: node {self._nodes}: exactly the SAMPLED tokens carry a (finite) log-prob, "
+            raise self._error(
+                f"node {self._nodes}: exactly the SAMPLED tokens carry a (finite) log-prob, "
                 "and NaN stands elsewhere"
             )
         np.copyto(self._logprobs[span], scores, where=where)
@@ -210,9 +217,8 @@ class Tree:
         if not array.ndim:
             return np.full(count, array)
         if array.shape != (count,):
-            raise TreeError(
-                f"{self.rollout_id}: {name} of node {self._nodes} has shape {array.shape}, "
-                f"its ids have {count} tokens"
+            raise self._error(
+                f"{name} of node {self._nodes} has shape {array.shape}, its ids have {count} tokens"
             )
         return array
 
