@@ -150,13 +150,27 @@ def play(
 def check(
     env: EnvId,
     option: Options = None,
+    seed: Annotated[int, typer.Option(help="Everything that is tried follows from it.")] = 0,
+    turns: Annotated[int, typer.Option(min=1, help="Turns of an episode that is forked at every turn.")] = 12,
+    actions: Annotated[int, typer.Option(min=1, help="How many random and how many hostile actions.")] = 100,
     as_json: Annotated[bool, typer.Option("--json", help="The report as JSON on standard output.")] = False,
 ) -> None:
     """Hold an environment to the contract: seeds, forks, isolation, bad actions."""
-    from turngym.envs.checker import check_env
+    from dataclasses import asdict, replace
+    from functools import partial
 
-    report = check_env(env, **_env_options(option))
-    typer.echo(report)
+    from turngym.envs.checker import check_env
+    from turngym.registry import make
+    from turngym.view.report import check_lines
+
+    factory = partial(make, env, **_env_options(option))
+    report = replace(check_env(factory, seed=seed, turns=turns, actions=actions), subject=env)
+    if as_json:
+        typer.echo(json.dumps({"ok": report.ok, **asdict(report)}, indent=1))
+    else:
+        _stdout().print(check_lines(report), soft_wrap=True)
+    if not report.ok:
+        raise typer.Exit(1)
 
 
 # ---------------------------------------------------------------------- eval

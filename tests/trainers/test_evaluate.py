@@ -284,6 +284,10 @@ def test_bad_arguments_are_refused_before_anything_is_played(tmp_path: Path) -> 
         run([*corridors(2), corridors(1)[0]], Oracle())
     with pytest.raises(ConfigError, match="attempts ≥ 1"):
         run(corridors(1), Oracle(), attempts=0)
+    with pytest.raises(ConfigError, match="at least one task"):
+        run([], Oracle())
+    with pytest.raises(ConfigError, match="temperature"):
+        run(corridors(1), Oracle(), options=LoopOptions(temperature=-1.0), folder=tmp_path / "run")
     assert not list(tmp_path.iterdir())
 
 

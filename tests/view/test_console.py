@@ -159,7 +159,7 @@ def test_without_a_terminal_every_update_is_a_line() -> None:
         lines[2] == "update 1/10  success 0.250 (average 0.250)  reward 0.300  1.5k env steps  1 faults  0:00"
     )
     assert "held-out 0.510 [0.440, 0.580]" in lines[3]
-    assert lines[4] == "ended: interrupted"
+    assert len(lines) == 4  # whoever started the run says why it ended
 
 
 def test_a_long_evaluation_speaks_now_and_then() -> None:

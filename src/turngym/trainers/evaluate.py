@@ -13,14 +13,15 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from turngym.agents.branching import Decisions, Fork, Purse
+from turngym.agents.branching import Decisions, Fork, Purse, root_only
 from turngym.agents.grow import MakeEnv, grow, make_env
-from turngym.agents.loop import LoopOptions
+from turngym.agents.loop import LoopOptions, check_options
 from turngym.agents.policy import Policy
 from turngym.agents.rollout.scheduler import run_all
 from turngym.envs.state import state_digest
@@ -87,10 +88,14 @@ async def evaluate(
     """
     if attempts < 1 or live_paths < 1:
         raise ConfigError(f"need attempts ≥ 1 and live_paths ≥ 1, got {attempts} and {live_paths}")
+    if not tasks:
+        raise ConfigError("an evaluation needs at least one task")
     if len({task.task_id for task in tasks}) < len(tasks):
         twice = next(i for i, n in Counter(task.task_id for task in tasks).items() if n > 1)
         raise ConfigError(f"{twice!r} stands twice: to play a task more often, raise attempts")
     options = options or LoopOptions()
+    with closing(make_env(tasks[0])) as env:
+        check_options(options, policy, env)
     journal = None
     if folder is not None:
         journal = Journal(folder, _config(tasks, policy, attempts, options, seed), resume=resume)
@@ -154,6 +159,7 @@ class _Run:
         """All attempts at the task at place `index`."""
         leaves: list[int] = []
 
+        @root_only
         def plan(tree: Tree, purse: Purse, rng: np.random.Generator) -> Decisions:
             leaves.extend((yield [Fork(0, self.attempts)]))
 

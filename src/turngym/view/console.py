@@ -90,8 +90,6 @@ class ConsoleView:
                 self._said = 0.0
             case Measured() if progress.kind == "train":
                 self._say(update_line(progress))
-            case RunEnded(reason) if reason != "done":
-                self._say(f"ended: {reason}")
             case _:
                 pass
 

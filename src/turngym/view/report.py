@@ -10,9 +10,12 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from turngym.envs.checker import Report
 from turngym.registry import EnvSummary
 from turngym.trainers.results import Evaluation
 from turngym.trainers.statistics import Comparison, Estimate
+
+_VERDICT = {True: ("ok  ", "green"), False: ("FAIL", "bold red")}
 
 
 def envs_table(envs: Sequence[EnvSummary]) -> RenderableType:
@@ -30,6 +33,16 @@ def envs_table(envs: Sequence[EnvSummary]) -> RenderableType:
             about.append(f"\n{env.install}", style="yellow")
         table.add_row(Text(env.id, style="" if env.available else "dim"), env.forking, about)
     return table
+
+
+def check_lines(report: Report) -> RenderableType:
+    """What `turngym env check` saw, with the sentence of the contract and the repair where it failed."""
+    lines = Text(f"{report.subject}: ").append(*_VERDICT[report.ok])
+    for check in report.checks:
+        lines.append("\n  ").append(*_VERDICT[check.passed]).append(f"  {check.name}: {check.seen}")
+        if not check.passed:
+            lines.append(f"\n        contract: {check.claim}\n        repair: {check.repair}", style="yellow")
+    return lines
 
 
 def evaluation_table(evaluations: Sequence[Evaluation]) -> RenderableType:

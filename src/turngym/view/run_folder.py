@@ -119,7 +119,7 @@ class RunFolder:
     def _end(self, reason: str) -> None:
         with atomic_write(self.folder / "summary.json") as file:
             file.write(orjson.dumps(self._summary(reason), option=orjson.OPT_INDENT_2))
-        if self.history.rows:
+        if self.history.rows and EVAL_SUCCESS not in self.history.rows[max(self.history.rows)]:
             self._draw()
         if self._writer is not None:
             self._writer.close()
