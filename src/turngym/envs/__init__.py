@@ -36,7 +36,6 @@ _TEXTARENA = {
     "Mastermind-v0": "find a secret code from black and white pegs",
     "Minesweeper-v0": "reveal every cell without a mine",
     "PegJump-v0": "jump pegs over pegs until one is left",
-    "RushHour-v0": "slide cars to let the red one out",
     "Secretary-v0": "stop at the highest of five values shown one by one",
     "Slitherlink-v0": "draw one loop that satisfies the numbers",
     "Sokoban-v0": "push every box onto a target",
@@ -47,8 +46,9 @@ _TEXTARENA = {
 """The single-player games of TextArena 0.7 that play offline as installed.
 
 Left out: Bandit (never pays the right answer: it compares a name with a table), Set (takes the same card three
-times for a set), Klondike and UltimateTexasHoldem (not Python 3.11), the games that download a word list (Hangman,
-Wordle, WordLadder, WordSearch) and those that ask a language model (GuessWho, TwentyQuestions).
+times for a set), RushHour (searches for a solvable board for seconds), Klondike and UltimateTexasHoldem (no Python
+3.11), the games that download a word list (Hangman, Wordle, WordLadder, WordSearch) and those that ask a language
+model (GuessWho, TwentyQuestions).
 """
 
 

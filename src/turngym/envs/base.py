@@ -56,7 +56,7 @@ class TurnEnv(gymnasium.Env[str, str]):
         max_observation_chars: longer observations are a fault of the environment.
     """
 
-    metadata: dict[str, Any] = {"render_modes": ["ansi"]}  # noqa: RUF012 - Gymnasium's own declaration
+    metadata: dict[str, Any] = {"render_modes": ["ansi"], "render_fps": 1}  # noqa: RUF012 - Gymnasium's own declaration
     observation_space: gymnasium.Space[str] = Utf8Text()
     action_space: gymnasium.Space[str] = Utf8Text()
 
@@ -269,6 +269,11 @@ class TurnEnv(gymnasium.Env[str, str]):
             for child in children:
                 await child.restore_async(snapshot)
         return children
+
+    @property
+    def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """What the constructor was given: positional arguments, and those by name."""
+        return self._arguments
 
     def sibling(self) -> Self:
         """A fresh environment made with the same arguments."""
