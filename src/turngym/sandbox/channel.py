@@ -42,6 +42,7 @@ class Channel:
         self._waiting: dict[int, Future[Answer]] = {}
         self._writing = threading.Lock()
         self._closed = False
+        self._owner = os.getpid()
         self.greeting: Future[Answer] = Future()
         """The first frame, which the other side sends unasked when it is ready."""
         _reader().add(self)
@@ -62,8 +63,10 @@ class Channel:
         future.set_running_or_notify_cancel()
         data = wire.pack({**header, "call": number}, body)
         with self._writing:
-            if self._closed or _reader().pid != os.getpid():
-                future.set_exception(ChannelClosed("the connection is closed"))
+            if self._closed or self._owner != os.getpid():
+                future.set_exception(
+                    ChannelClosed("the connection is closed, or belongs to the parent process")
+                )
                 return future
             self._waiting[number] = future
             try:
@@ -108,6 +111,8 @@ class Channel:
             if self._closed:
                 return
             self._closed = True
+            if self._owner != os.getpid():
+                return  # the connection goes on in the parent process
             _reader().remove(self)
             waiting = [self.greeting, *self._waiting.values()]
             self._waiting.clear()

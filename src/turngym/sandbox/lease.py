@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import contextlib
 import itertools
 import json
 import os
@@ -42,7 +43,8 @@ class Lease:
 
     async def end(self) -> None:
         """End the process and wait until it is gone. Ending twice is harmless."""
-        await asyncio.shield(asyncio.wrap_future(self.end_soon()))
+        with contextlib.suppress(ChannelClosed):  # without its warden the process is gone as well
+            await asyncio.shield(asyncio.wrap_future(self.end_soon()))
 
     def end_soon(self) -> Future[Answer]:
         """Ask for the end without waiting for it."""
@@ -76,7 +78,8 @@ class WardenClient:
         self.channel = Channel(ours)
         self._numbers = itertools.count(1)
         self._live: set[int] = set()
-        self._stop = threading.Event()
+        self._shortest_s = TTL_S
+        self._hurry = threading.Event()
         try:
             words = self.channel.greeting.result(_START_WITHIN_S)[0]
         except (TimeoutError, ChannelClosed) as error:
@@ -102,6 +105,8 @@ class WardenClient:
         """Start a process on a lease; returns the answer to come (with its `pid`) and the number of the lease."""
         number = next(self._numbers)
         self._live.add(number)
+        self._shortest_s = min(self._shortest_s, ttl_s)
+        self._hurry.set()
         header = {
             "op": "start",
             "lease": number,
@@ -118,7 +123,9 @@ class WardenClient:
         return self.channel.submit({"op": "end", "lease": number})
 
     def _heartbeat(self) -> None:
-        while not self._stop.wait(TTL_S / _BEATS_PER_TTL / 4) and not self.channel.closed:
+        while not self.channel.closed:
+            self._hurry.wait(self._shortest_s / _BEATS_PER_TTL)
+            self._hurry.clear()
             live = sorted(self._live)
             if live:
                 self.channel.submit({"op": "renew", "leases": live})
@@ -130,8 +137,8 @@ class WardenClient:
 
     def close(self) -> None:
         """End every sandbox of this process and the warden."""
-        self._stop.set()
         self.channel.close()
+        self._hurry.set()
         if self.owner == os.getpid():
             try:
                 self.process.wait(_START_WITHIN_S)

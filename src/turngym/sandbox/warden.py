@@ -39,6 +39,7 @@ _MNT_DETACH = 2
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
 _PREFIX = struct.Struct("<II")
 _END_WITHIN_S = 1.0
+_NEVER = float("inf")
 _SIGNALS = (signal.SIGINT, signal.SIGHUP)
 
 
@@ -51,7 +52,7 @@ class Lease:
         self.groups = groups
         self.expires = time.monotonic() + ttl_s
         self.ending: list[int] = []
-        self.kill_at = float("inf")
+        self.kill_at = _NEVER
 
     def kill(self) -> None:
         """End the sandbox: bwrap takes its supervisor along, and that everything else."""
@@ -117,8 +118,8 @@ class Warden:
             self._end_all()
 
     def _patience(self) -> float | None:
-        times = [min(lease.expires, lease.kill_at) for lease in self.leases.values()]
-        return max(0.0, min(times) - time.monotonic()) if times else None
+        soonest = min((min(lease.expires, lease.kill_at) for lease in self.leases.values()), default=_NEVER)
+        return None if soonest == _NEVER else max(0.0, soonest - time.monotonic())
 
     def _hear(self) -> bool:
         space = socket.CMSG_SPACE(8 * 4)
@@ -214,7 +215,7 @@ class Warden:
         for lease in self.leases.values():
             if now >= min(lease.expires, lease.kill_at):
                 lease.kill()
-                lease.expires = lease.kill_at = float("inf")
+                lease.expires = lease.kill_at = _NEVER
 
     def _end_all(self) -> None:
         for lease in self.leases.values():
@@ -232,6 +233,12 @@ def _make_home(state: Path) -> Path:
     if state.stat().st_uid != os.geteuid():
         raise PermissionError(
             f"{state} belongs to another user; set TURNGYM_STATE_DIR to a folder of your own"
+        )
+    closed = [path for path in (state, *state.parents) if not path.stat().st_mode & 0o001]
+    if os.geteuid() == 0 and closed:
+        raise PermissionError(
+            f"{closed[-1]} is closed to other users, and root's sandboxes run as one; "
+            "set TURNGYM_STATE_DIR to a folder that every user can walk to"
         )
     for old in state.iterdir():
         _sweep(old)
