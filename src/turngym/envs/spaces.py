@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 from gymnasium import spaces
+from gymnasium.error import CustomSpaceError
+from gymnasium.vector.utils import create_shared_memory
 
 
 class Utf8Text(spaces.Text):
@@ -34,3 +36,12 @@ class Utf8Text(spaces.Text):
         return isinstance(other, Utf8Text) and self.max_length == other.max_length
 
     __hash__ = spaces.Text.__hash__
+
+
+@create_shared_memory.register(Utf8Text)
+def _refuse_shared_memory(space: Utf8Text, n: int = 1, ctx: Any = None) -> NoReturn:
+    """Gymnasium's shared memory knows one alphabet, and reads text once, when the environments are made."""
+    raise CustomSpaceError(
+        "text is passed between processes by pipe: gym.make_vec(…, vectorization_mode='async', "
+        "vector_kwargs={'shared_memory': False})"
+    )
