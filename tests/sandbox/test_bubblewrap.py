@@ -195,6 +195,9 @@ def test_write_does_not_follow_a_link_out(inside):
             await box.write("out/x", b"x")
         with pytest.raises(OSError, match="No such device"):  # nobody reads the pipe
             await box.write("pipe", b"x")
+        for path in ("/etc/x", "/x", "root/etc/x", "../x"):
+            with pytest.raises(OSError, match="read-only"):
+                await box.write(path, b"x")
         # The root of `write` is the root of what the agent can write: the link leads there and no further.
         await box.write("root/workspace/y", b"y")
         assert await box.read("y") == b"y"

@@ -144,7 +144,7 @@ tell('vm_readv', libc.process_vm_readv(1, ctypes.byref(v), 1, ctypes.byref(V(0x4
 tell('host pid', HOST_PID > 200 and works(lambda: os.kill(HOST_PID, 0) or 1))
 n = sum(works(lambda p=p: os.kill(p, 0) or 1) for p in range(100, 40000)); tell(f'{n} others', n > 60)""",
     "see processes of the host": "n = [p for p in os.listdir('/proc') if p.isdigit()]; tell(f'{len(n)} processes', len(n) > 5)",
-    "kill the keeper": "for s in (9, 15, 19, 6, 11): os.kill(1, s) if works(lambda: os.kill(1, s) or 1) else None\ntime.sleep(0.3); tell('keeper', not os.path.exists('/proc/1'))",
+    "kill the keeper": "for s in (9, 15, 19, 6, 11): os.kill(1, s) if works(lambda: os.kill(1, s) or 1) else None\ntime.sleep(0.3); tell('alive', False)",
     "kill everything": "libc.signal(15, 1); libc.kill(-1, 9); tell('alone', False)",
     "mount": """
 tell('tmpfs', libc.mount(b'x', b'/tmp', b'tmpfs', 0, None) == 0); tell('bind', libc.mount(b'/', b'/tmp', None, 4096, None) == 0)
@@ -247,7 +247,7 @@ for _ in range(8):
 time.sleep(4); tell('800 MiB for four seconds', True)""",
     "session: garbage on its control channel": "os.write(3, b'\\xff' * 4096)",
     "session: forged answers on its control channel": "os.write(3, struct.pack('<II', 15, 0) + b'{\"op\":\"frozen\"}' + struct.pack('<II', 1 << 31, 0))",
-    "session: kill its keeper": "for s in (9, 15, 19): works(lambda: os.kill(1, s))\nlibc.kill(-1, 9)\ntell('keeper', not os.path.exists('/proc/1'))",
+    "session: kill its keeper": "for s in (9, 15, 19): works(lambda: os.kill(1, s))\nlibc.kill(-1, 9)\ntell('alive', False)",
     "session: see the supervisor from a nested /proc": """
 libc.unshare(0x30020000)
 if os.fork() == 0:
@@ -304,7 +304,7 @@ async def _link_race(box: Sandbox) -> str:
 
 
 async def _traversal(box: Sandbox) -> str:
-    with tempfile.NamedTemporaryFile() as file:
+    with tempfile.NamedTemporaryFile(dir="/var/tmp") as file:
         file.write(b"host secret")
         file.flush()
         await box.exec(["sh", "-c", f"ln -s {file.name} l; ln -s /proc/1/environ e; ln -s / r"])
@@ -318,12 +318,12 @@ async def _traversal(box: Sandbox) -> str:
             "/proc/1/cmdline",
         ]
         for path in paths:
-            for act in (box.read(path), box.write(path, b"x")):
+            for act in (box.read, lambda p: box.write(p, b"x")):
                 try:
-                    if await act is not None and path != file.name:
-                        return f"ESCAPED by reading {path}"
+                    await act(path)
                 except OSError:
                     continue
+                return f"ESCAPED by {path}"
         return "ESCAPED" if Path(file.name).read_bytes() != b"host secret" else "refused"
 
 

@@ -10,6 +10,7 @@ succeeded in breaking that.
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import tempfile
 import time
@@ -95,9 +96,9 @@ async def check(backend: Backend, *, progress: Callable[[Finding], None] = lambd
         return finding
 
     conformance = [
-        await noted(name, lambda f=body: _on_fresh(backend, f)) for name, body in CONFORMANCE.items()
+        await noted(name, functools.partial(_on_fresh, backend, body)) for name, body in CONFORMANCE.items()
     ]
-    attacks = [await noted(each.name, lambda a=each: _attack(backend, a)) for each in ATTACKS]
+    attacks = [await noted(each.name, functools.partial(_attack, backend, each)) for each in ATTACKS]
     return Report(
         backend=backend.name, user=os.geteuid(), conformance=tuple(conformance), attacks=tuple(attacks)
     )

@@ -26,7 +26,6 @@ from .worlds import LAYERS, PLACES
 AGENT_ID = 1000
 REPORT, DOOR = 3, 4
 MAX_FAMILY_PIDS = 16_384
-_SAFE = linux.MS_NOSUID | linux.MS_NODEV
 
 
 class Plan(NamedTuple):
@@ -142,7 +141,7 @@ def _enter(root: str) -> None:
     for place in PLACES:
         linux.mount(f"{root}/{place}", f"/{place}", None, linux.MS_BIND)
     linux.umount(LAYERS)
-    linux.mount("proc", "/proc", "proc", _SAFE | linux.MS_NOEXEC)
+    linux.mount_proc()
     linux.unshare(linux.CLONE_NEWUSER)
     linux.map_ids(AGENT_ID, 0)
 

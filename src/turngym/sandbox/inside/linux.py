@@ -66,6 +66,11 @@ def mount(source: str, target: str, fstype: str | None = None, flags: int = 0, d
     )
 
 
+def mount_proc() -> None:
+    """A `/proc` of the caller's PID namespace that shows a process only those that it may trace: not its keeper."""
+    mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, "hidepid=2")
+
+
 def umount(target: str) -> None:
     """Detach the mounts at `target`; they vanish with their last user."""
     _check(_libc.umount2(os.fsencode(target), MNT_DETACH), f"umount {target}")

@@ -37,7 +37,6 @@ _RICH = {
     "image/jpeg": "_repr_jpeg_",
     "application/json": "_repr_json_",
 }
-_SAFE = linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC
 
 
 class OpenFile(NamedTuple):
@@ -210,7 +209,7 @@ class Session:
             for fd, place in zip(mounts, PLACES, strict=True):
                 linux.move_mount(fd, f"/{place}")
                 os.close(fd)
-            linux.mount("proc", "/proc", "proc", _SAFE)
+            linux.mount_proc()
             session = os.fork()
         except OSError as error:
             with socket.socket(fileno=control) as sock:

@@ -219,13 +219,13 @@ def write_file(world: World, path: str, data: bytes, mode: int) -> None:
     """Put `data` at `path`; see `base.Sandbox.write`."""
     root = os.open(world.root, os.O_PATH | os.O_DIRECTORY)
     try:
-        parent = path.rpartition("/")[0]
-        _make_directories(root, parent)
+        _make_directories(world, root, path.rpartition("/")[0])
         flags = os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_NOCTTY
         fd = linux.open_in_root(root, path, flags, mode)
     finally:
         os.close(root)
     try:
+        _check_writable(world, fd)
         _regular(fd)
         os.ftruncate(fd, 0)
         os.fchmod(fd, mode & 0o777)
@@ -236,18 +236,26 @@ def write_file(world: World, path: str, data: bytes, mode: int) -> None:
         os.close(fd)
 
 
-def _make_directories(root: int, path: str) -> None:
+def _check_writable(world: World, fd: int) -> None:
+    """Refuse what lies beside `PLACES`: the agent would not see it."""
+    path = os.readlink(f"/proc/self/fd/{fd}")
+    if not any(f"{path}/".startswith(f"{world.root}/{place}/") for place in PLACES):
+        raise OSError(errno.EROFS, "the system is read-only; write below /" + ", /".join(PLACES))
+
+
+def _make_directories(world: World, root: int, path: str) -> None:
     walked = ""
     for part in path.strip("/").split("/"):
         parent, walked = walked, f"{walked}/{part}"
         try:
             fd = linux.open_in_root(root, walked, os.O_PATH | os.O_DIRECTORY)
         except FileNotFoundError:
-            above = linux.open_in_root(root, parent or "/", os.O_PATH | os.O_DIRECTORY)
+            fd = linux.open_in_root(root, parent or "/", os.O_PATH | os.O_DIRECTORY)
             try:
-                os.mkdir(part, 0o755, dir_fd=above)
+                _check_writable(world, fd)
+                os.mkdir(part, 0o755, dir_fd=fd)
             finally:
-                os.close(above)
+                os.close(fd)
         else:
             os.close(fd)
 
