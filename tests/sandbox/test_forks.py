@@ -224,6 +224,27 @@ def test_a_snapshot_is_restored_again_and_again(inside):
     inside(body)
 
 
+def test_a_chain_of_forks_that_is_too_deep_is_named_and_the_session_lives_on(inside):
+    async def body(box):
+        await value(box, "x = 1; f = open('f', 'w')")
+        depth = 0
+
+        async def go_deeper():
+            nonlocal depth
+            while depth < 40:
+                (fork,) = await box.fork()
+                await fork.close()
+                depth += 1
+
+        with pytest.raises(ForkLost, match=r"forks deep \(the kernel says"):
+            await go_deeper()
+        assert depth > 20
+        assert await value(box, "_ = f.write('on'); f.flush(); x, open('f').read()") == "(1, 'on')"
+        await box.write("g", b"files can still be written")
+
+    inside(body)
+
+
 def test_a_snapshot_of_another_family_is_refused(bubblewrap):
     async def body():
         async with await bubblewrap.create() as one, await bubblewrap.create() as other:

@@ -83,14 +83,17 @@ try:
         while n < 200: f.write(b'x' * (1 << 20)); f.flush(); n += 1
 except OSError: pass
 tell(f'{n} MiB of shared memory', n > 60)""",
-    "anonymous file bomb": """
-fd = os.memfd_create('x'); n = 0
+    "memory that no process has mapped": """
+tell('System V', libc.shmget(0, 1 << 20, 0o1600) >= 0)
+fd = works(os.memfd_create, 'x') and os.memfd_create('x'); n = 0
 try:
-    while n < 1500: os.write(fd, b'x' * (1 << 20)); n += 1
+    while fd and n < 1500: os.write(fd, b'x' * (1 << 20)); n += 1
 except OSError: pass
-m = mmap.mmap(fd, n << 20)
-for i in range(0, n << 20, 4096): m[i]
-time.sleep(3); tell(f'{n} MiB of anonymous file', n > 400)""",
+tell(f'{n} MiB of anonymous file', n > 400)""",
+    "shared memory in many processes": """
+m = mmap.mmap(-1, 1 << 30)
+for i in range(0, 1 << 30, 4096): m[i] = 1
+time.sleep(2); tell('1 GiB of shared memory', True)""",
     "disk bomb": """
 n = 0
 try:

@@ -12,7 +12,8 @@ It does not protect from a hole in the Linux kernel; use a virtual machine for c
 sandbox made with `forkable=True` lets Python sessions make user namespaces, `mount` and `move_mount`, which is
 how they fork and which opens more of the kernel to them; `forkable=False` refuses those calls. It does not hide
 what the machine is (`/proc/cpuinfo`, `uname`), what is installed under `/usr`, or how busy the machine is. Memory
-and process limits across processes are sampled twenty times a second where control groups are not writable.
+and process limits across processes are sampled twenty times a second; where control groups are not writable there
+is no second line behind that, and code that hides shared memory from the sampling can hold more than its limit.
 
 Needs Linux 5.11 (overlay mounts in user namespaces), x86_64 or aarch64, and `bwrap` 0.6 or newer.
 """

@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-_PAGE = os.sysconf("SC_PAGE_SIZE")
 _READ = 1 << 16
 
 
@@ -63,21 +62,27 @@ class Usage:
         self.exceeded: str | None = None
 
     def look(self, processes: Iterable[int]) -> None:
-        """Measure `processes` now, and note a limit that is exceeded."""
-        count, pages = 0, 0
+        """Measure `processes` now, and note a limit that is exceeded.
+
+        Memory of one's own is added up; of memory shared between processes the largest share counts, since adding
+        up would count the same page again for each of them.
+        """
+        threads, own_kib, shared_kib = 0, 0, 0
         for pid in processes:
             try:
-                with open(f"/proc/{pid}/statm", "rb") as file:
-                    fields = file.read().split()
-                count += len(os.listdir(f"/proc/{pid}/task"))
+                with open(f"/proc/{pid}/status", "rb") as file:
+                    fields = dict(line.split(b":", 1) for line in file if b":" in line)
             except (FileNotFoundError, ProcessLookupError):
                 continue  # it ended while we looked
-            pages += int(fields[1]) - int(fields[2])
-        mib = pages * _PAGE / (1 << 20)
+            threads += int(fields[b"Threads"])
+            if b"RssAnon" in fields:  # not of a zombie
+                own_kib += int(fields[b"RssAnon"].split()[0])
+                shared_kib = max(shared_kib, int(fields[b"RssShmem"].split()[0]))
+        mib = (own_kib + shared_kib) / 1024
         self.peak_mib = max(self.peak_mib, mib)
         if mib > self.memory_mib:
             self.exceeded = "memory"
-        elif count > self.pids + 1:
+        elif threads > self.pids + 1:
             self.exceeded = "pids"
 
 

@@ -83,6 +83,10 @@ _REFUSED: dict[str, tuple[int | None, int | None]] = {
     "_sysctl": (156, None),
     "move_pages": (279, 239),
     "migrate_pages": (256, 238),
+    # Memory that lives without a process that has it mapped: no limit of a process would count it.
+    "memfd_create": (319, 279),
+    "memfd_secret": (447, 447),
+    "shmget": (29, 194),
 }
 # What a session needs to become its own fork: see `pysession.fork_into`.
 _FORKING: dict[str, tuple[int | None, int | None]] = {"mount": (165, 40), "move_mount": (429, 429)}

@@ -2,7 +2,8 @@
 
 A frozen session is a process that stands still. Each fork of it is a grandchild in namespaces of its own, one
 level further down, so neither side can signal or even see the other. The kernel nests PID namespaces 32 deep,
-which bounds a chain of forks of forks; a chain of snapshots that are restored again and again does not get deeper.
+which bounds a chain of forks of forks (a snapshot and what goes on from it count as well). Restoring or forking one
+snapshot again and again does not get deeper.
 """
 
 from __future__ import annotations
@@ -115,19 +116,25 @@ class PythonSession:
         except wire.BadFrame as error:
             raise Broken(str(error)) from error
 
-    def ask(self, header: wire.Header | None, fds: list[int] | None = None) -> dict[str, Any]:
+    def ask(self, header: wire.Header | None) -> dict[str, Any]:
         """Send `header` (if any) and wait for the next message, at most `PATIENCE_S`.
 
         Raises:
             Broken: there was none.
+            Lost: the session that was to become this fork says that it can't.
         """
         deadline = time.monotonic() + PATIENCE_S
         if header is not None:
-            self.tell(header, fds=fds)
+            self.tell(header)
+        sources = [self] if self.parent is None else [self, self.parent.session]
         while not self._ready:
             wait = deadline - time.monotonic()
-            if wait <= 0 or not select.select([self.control], [], [], wait)[0]:
+            heard = select.select(sources, [], [], wait)[0] if wait > 0 else []
+            if not heard:
                 raise Broken(f"the session did not answer within {PATIENCE_S:g} s")
+            if self not in heard:
+                reasons = [str(words.get("reason")) for words in heard[0].pump()]
+                raise Lost([f"a session {self.depth} forks deep (the kernel says {', '.join(reasons)})"])
             try:
                 self._ready += self.pump()
             except Broken as error:
@@ -262,6 +269,7 @@ class PythonSession:
 
         Raises:
             Broken: a fork did not come up; those that did are ended.
+            Lost: the kernel does not nest namespaces any deeper; likewise.
         """
         made: list[PythonSession] = []
         sent: list[int] = []
@@ -282,7 +290,7 @@ class PythonSession:
                 )
             for session in made:
                 session.adopt(session.ask(None))
-        except (Broken, OSError):
+        except (Broken, Lost, OSError):
             for session in made:
                 session.kill()
             raise

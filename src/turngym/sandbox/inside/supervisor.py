@@ -381,7 +381,7 @@ class Supervisor:
         snap = self._freeze(place, live, state)
         try:
             first, *others = self._spawn(snap, 1 + header["n"])
-        except (Broken, OSError):
+        except (Broken, Lost, OSError):
             place.world.thaw()
             snap.frozen.drop()
             if live is not None:
@@ -424,7 +424,7 @@ class Supervisor:
         if snap.holder is not None:
             try:
                 sessions = snap.holder.session.forks([p.world for p in places], snap.holder, self.cap)
-            except (Broken, OSError):
+            except (Broken, Lost, OSError):
                 for place in places:
                     place.world.drop()
                 raise
