@@ -23,7 +23,7 @@ def guess(code: Any) -> str:
 
 def game(*, turn_reward: float = 0.0) -> Mastermind:
     """Three pegs of red, blue, green, gold; the code is blue blue gold; 6 turns."""
-    env = Mastermind(turn_reward=turn_reward)
+    env = Mastermind(colours=4, turn_reward=turn_reward)
     env.reset(seed=0)
     env.set_state(MastermindState(Secret(("red", "blue", "green", "gold"), (1, 1, 3), 6)))
     return env
