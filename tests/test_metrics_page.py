@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,11 @@ from turngym.trainers.evaluate import Evaluation, compare, evaluate
 from turngym.types import Budget, Outcome, StopReason
 
 PAGE = Path(__file__).parent.parent / "docs" / "metrics.md"
-WORDS: Mapping[str, Iterable[Any]] = {
-    "REASON": StopReason,
-    "OUTCOME": (Outcome.ENV_FAULT, Outcome.HARNESS_FAULT),
+WORDS = {
+    "K": r"\d+",
+    "REASON": "|".join(StopReason),
+    "OUTCOME": f"{Outcome.ENV_FAULT}|{Outcome.HARNESS_FAULT}",
+    "NAME": r"[a-z0-9_]+",
 }
 
 
@@ -29,9 +31,9 @@ def defined() -> list[re.Pattern[str]]:
     keys = re.findall(r"^\| `([^`]+)` \| [^|]+ \| [^|]+ \|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
     patterns = []
     for key in keys:
-        pattern = re.escape(key).replace("K", r"\d+")
+        pattern = re.escape(key)
         for word, values in WORDS.items():
-            pattern = pattern.replace(word, "(" + "|".join(map(str, values)) + ")")
+            pattern = pattern.replace(word, f"({values})")
         patterns.append(re.compile(pattern))
     return patterns
 

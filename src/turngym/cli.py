@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -21,8 +20,6 @@ import turngym
 from turngym.errors import TurngymError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from turngym.agents.loop import LoopOptions
     from turngym.agents.policy import Policy
     from turngym.events import Listener
@@ -103,13 +100,14 @@ def list_command(
     from dataclasses import asdict
 
     from turngym.registry import list_envs
+    from turngym.view.console import stdout
     from turngym.view.report import envs_table
 
     envs = list_envs()
     if as_json:
         typer.echo(json.dumps([asdict(env) for env in envs], indent=1))
     else:
-        _stdout().print(envs_table(envs))
+        stdout().print(envs_table(envs))
 
 
 @app.command()
@@ -126,11 +124,13 @@ def play(
 
     from turngym.agents.policies import load_policy
     from turngym.registry import make
+    from turngym.view.console import stdout
     from turngym.view.play import Human, watch
 
-    console = _stdout()
+    console = stdout()
     options = _loop_options(budget, temperature)
     made = make(env, **_env_options(option))
+    _hush_bars(policy)
     player = Human(console) if policy == "human" else load_policy(policy)
 
     async def run() -> None:
@@ -161,6 +161,7 @@ def check(
 
     from turngym.envs.checker import check_env
     from turngym.registry import make
+    from turngym.view.console import stdout
     from turngym.view.report import check_lines
 
     factory = partial(make, env, **_env_options(option))
@@ -168,7 +169,7 @@ def check(
     if as_json:
         typer.echo(json.dumps({"ok": report.ok, **asdict(report)}, indent=1))
     else:
-        _stdout().print(check_lines(report), soft_wrap=True)
+        stdout().print(check_lines(report), soft_wrap=True)
     if not report.ok:
         raise typer.Exit(1)
 
@@ -203,6 +204,7 @@ def eval_command(
     from turngym.agents.policies import load_policy
     from turngym.errors import ConfigError, HarnessFault
     from turngym.trainers.results import compare as compare_evaluations
+    from turngym.view.console import stdout
     from turngym.view.report import comparison_line, evaluation_table
 
     if resume and out is None:
@@ -210,6 +212,7 @@ def eval_command(
     task_set, described = _tasks(env, tasks, fold, seed, _env_options(option))
     options = _loop_options(budget, temperature)
     specs = [policy] if compare is None else [policy, compare]
+    _hush_bars(*specs)
     players = [load_policy(spec) for spec in specs]
     done: list[Evaluation] = []
     try:
@@ -234,12 +237,12 @@ def eval_command(
     except KeyboardInterrupt:
         kept = "nothing was kept: with --out DIR, an evaluation can be resumed"
         _stop(kept if out is None else f"finished tasks are in {out}: the same command with --resume goes on")
-    stdout = _stdout()
-    stdout.print(evaluation_table(done))
+    console = stdout()
+    console.print(evaluation_table(done))
     figures = done[0].metrics()
     if compare is not None:
         result = compare_evaluations(*done)
-        stdout.print(comparison_line(result, specs))
+        console.print(comparison_line(result, specs))
         figures |= done[1].metrics("other") | result.metrics()
     if json_file is not None:
         _write_figures(json_file, figures)
@@ -256,6 +259,7 @@ def _evaluate(
     import asyncio
 
     from turngym.trainers.evaluate import evaluate
+    from turngym.view.console import display
     from turngym.view.run_folder import RunFolder
 
     kept: list[Listener] = []
@@ -270,7 +274,7 @@ def _evaluate(
         finally:
             await policy.close()
 
-    with _console(quiet) as shown:
+    with display(quiet) as shown:
         return asyncio.run(run(shown))
 
 
@@ -319,6 +323,7 @@ def train(
 ) -> None:
     """Train a policy, and leave a run folder with its curve."""
     from turngym.registry import import_extra
+    from turngym.view.console import display, stdout
     from turngym.view.report import training_lines
     from turngym.view.run_folder import RunFolder
 
@@ -326,14 +331,15 @@ def train(
     folder = out or Path("runs") / Path(config or "run").stem
     listeners: list[Listener] = [RunFolder(folder, keep_trees_every=chosen.run.keep_trees_every)]
     loop = import_extra("turngym.trainers.loop", extra="train")
+    _hush_bars(chosen.policy.spec)
     try:
-        with _console(quiet) as shown:
+        with display(quiet) as shown:
             loop.train(chosen, folder=folder, listeners=[*listeners, *shown], resume=resume)
     except KeyboardInterrupt:
         saved = any(folder.glob("checkpoints/update-*"))
         _stop(f"go on with: turngym train --resume --out {folder}" if saved else "before anything was learnt")
     summary = json.loads((folder / "summary.json").read_bytes())
-    _stdout().print(training_lines(summary, folder), soft_wrap=True)
+    stdout().print(training_lines(summary, folder), soft_wrap=True)
 
 
 def _train_config(config: str | None, out: Path | None, resume: bool) -> TrainConfig:
@@ -353,30 +359,13 @@ def _train_config(config: str | None, out: Path | None, resume: bool) -> TrainCo
 # ---------------------------------------------------------------------- shared
 
 
-def _stdout() -> Console:
-    from rich.console import Console
+def _hush_bars(*specs: str) -> None:
+    """Switch off the bars with which transformers loads and saves weights: they tear the display. Downloads keep theirs."""
+    if any(spec.startswith("local:") for spec in specs):
+        from turngym.registry import import_extra
 
-    return Console(highlight=False, width=None if sys.stdout.isatty() else 200)
-
-
-@contextmanager
-def _console(quiet: bool) -> Iterator[list[Listener]]:
-    """The progress display as a listener; log messages appear above it."""
-    import logging
-
-    from rich.console import Console
-    from rich.logging import RichHandler
-
-    from turngym.view.console import ConsoleView
-
-    console = Console(stderr=True)
-    handler = RichHandler(console=console, show_path=False, show_time=False)
-    logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler])
-    if quiet:
-        yield []
-        return
-    with ConsoleView(console) as view:
-        yield [view]
+        import_extra("transformers.utils.logging", extra="train").disable_progress_bar()
+        import_extra("huggingface_hub.utils", extra="train").enable_progress_bars()
 
 
 def _env_options(option: list[str] | None) -> dict[str, Any]:

@@ -5,19 +5,23 @@ It listens like everything else in `turngym.view`, so a run with `--quiet` is th
 
 from __future__ import annotations
 
+import logging
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.logging import RichHandler
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from turngym.events import Event, Measured, PathFinished, PhaseStarted, RunEnded, RunStarted
+from turngym.events import Event, Listener, Measured, PathFinished, PhaseStarted, RunEnded, RunStarted
 from turngym.view.curve import short_number
 from turngym.view.history import ENV_STEPS, POLICY_TOKENS, REWARD, SUCCESS, Evaluated, smoothed, sparkline
 from turngym.view.progress import Progress
@@ -27,6 +31,24 @@ _BARS = 40
 _LABEL = 10
 _SAY_EVERY_S = 30.0
 _PHASES = {"rollout": "growing trees", "update": "updating the policy", "eval": "playing held-out tasks"}
+
+
+def stdout() -> Console:
+    """Where results go. What is not a terminal gets long lines, so that programs can read them."""
+    return Console(highlight=False, width=None if sys.stdout.isatty() else 200)
+
+
+@contextmanager
+def display(quiet: bool) -> Iterator[list[Listener]]:
+    """The progress display on standard error as a listener, or none; warnings of the library appear above it."""
+    console = Console(stderr=True)
+    handler = RichHandler(console=console, show_path=False, show_time=False)
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler])
+    if quiet:
+        yield []
+        return
+    with ConsoleView(console) as view:
+        yield [view]
 
 
 class ConsoleView:
