@@ -142,8 +142,8 @@ class EnvEntry:
     @property
     def family(self) -> str:
         """The room that it lives in (`text`, `adapters`, …), or the package of somebody else."""
-        *_, room = self.entry_point.partition("turngym.envs.")
-        return room.split(".")[0] or self.entry_point.split(".")[0]
+        package, *rooms = self.entry_point.partition(":")[0].split(".")
+        return rooms[1] if package == "turngym" else package
 
     @property
     def missing(self) -> str | None:

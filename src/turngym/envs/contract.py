@@ -11,7 +11,7 @@ import contextlib
 import io
 import math
 import os
-import random
+import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -19,12 +19,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
 
-import numpy as np
 from gymnasium.utils import env_checker
 
 from turngym.envs.base import Forking, TurnEnv
 from turngym.envs.bench import Bench, Moment, Scripted, Violation, require, short
 from turngym.envs.hostile import CORPUS, hostile_texts, random_texts
+from turngym.envs.isolation import GlobalRandom, isolated
+from turngym.envs.state import state_digest
 from turngym.errors import ConfigError, ForkDiverged, UnknownName
 from turngym.types import Reply
 
@@ -333,26 +334,25 @@ def the_process_is_left_alone(bench: Bench) -> str:
 
 @contextlib.contextmanager
 def _watched() -> Iterator[list[str]]:
-    """Collects what the block does to the process."""
+    """Collects what the block does to the process, from a working directory and generators of its own."""
     seen: list[str] = []
-    files, generators = set(os.listdir()), _global_generators()
-    printed = io.StringIO()
+    printed, before, after = io.StringIO(), GlobalRandom.seeded(0), GlobalRandom.seeded(0)
     with (
+        tempfile.TemporaryDirectory() as folder,
+        contextlib.chdir(folder),
+        isolated(after),
         warnings.catch_warnings(record=True) as caught,
         contextlib.redirect_stdout(printed),
         contextlib.redirect_stderr(printed),
     ):
         warnings.simplefilter("always")
         yield seen
+        written = sorted(os.listdir())
     seen += [f"it prints {short(printed.getvalue())}"] if printed.getvalue() else []
     seen += [f"it warns: {warning.message}" for warning in caught]
-    seen += [f"it writes the file {name}" for name in sorted(set(os.listdir()) - files)]
-    seen += ["it uses a global random generator"] if _global_generators() != generators else []
-
-
-def _global_generators() -> tuple[object, ...]:
-    name, keys, *rest = np.random.get_state()
-    return random.getstate(), name, bytes(memoryview(cast(Any, keys))), tuple(rest)
+    seen += [f"it writes the file {name}" for name in written]
+    if state_digest(before) != state_digest(after):
+        seen.append("it draws from or seeds the global random generators")
 
 
 @_rule(

@@ -17,8 +17,9 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
-from turngym.envs.adapters.isolation import GlobalRandom, command, isolated, silence
+from turngym.envs.adapters.command import command
 from turngym.envs.base import Forking, TurnEnv
+from turngym.envs.isolation import GlobalRandom, isolated, silence
 from turngym.errors import ConfigError, unknown_name
 from turngym.registry import import_extra
 from turngym.types import Message, Reply

@@ -19,8 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from turngym.envs.adapters.isolation import command, isolated
+from turngym.envs.adapters.command import command
 from turngym.envs.base import Forking, TurnEnv
+from turngym.envs.isolation import isolated
 from turngym.errors import ConfigError, unknown_name
 from turngym.registry import import_extra
 from turngym.seeding import derive

@@ -20,7 +20,7 @@ import gymnasium
 import numpy as np
 import numpy.typing as npt
 
-from turngym.envs.adapters.isolation import command
+from turngym.envs.adapters.command import command
 from turngym.envs.base import Forking, TurnEnv
 from turngym.errors import ConfigError, MissingDependency, unknown_name
 from turngym.types import Message, Reply

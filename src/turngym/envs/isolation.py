@@ -19,8 +19,6 @@ from typing import Any
 
 import numpy as np
 
-from turngym.toolcalls import CallError, parse_calls
-
 logger = logging.getLogger(__name__)
 
 _LOCK = threading.RLock()
@@ -80,18 +78,3 @@ def silence(module: ModuleType) -> None:
     vars(module)["print"] = lambda *words, **_: logger.debug(
         "%s: %s", module.__name__, " ".join(map(str, words))
     )
-
-
-def command(text: str) -> str:
-    """The command in an assistant's text: the text itself, or what its one tool call says.
-
-    >>> command(" take key "), command('{"name": "act", "arguments": {"action": "take key"}}')
-    ('take key', 'take key')
-    >>> command('<tool_call>{"name": "left", "arguments": {}}</tool_call>')
-    'left'
-    """
-    calls = parse_calls(text)
-    if isinstance(calls, CallError) or len(calls) != 1:
-        return text.strip()
-    said = calls[0].arguments.get("action", calls[0].name)
-    return said if isinstance(said, str) else text.strip()
