@@ -129,7 +129,7 @@ def test_the_policy_finds_every_code_without_slack(pegs: int, colours: int) -> N
 
 
 def test_a_palette_of_all_colours_in_play_fixes_them() -> None:
-    env = Mastermind(palette=4)
+    env = Mastermind(colours=4, palette=4)
     for seed in range(5):
         env.reset(seed=seed)
         assert env.get_state().layout.palette == ("red", "blue", "green", "gold")

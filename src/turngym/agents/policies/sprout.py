@@ -32,8 +32,8 @@ from turngym.agents.policies.scripted import Mixture
 from turngym.agents.rollout.collect import collect
 from turngym.agents.template import TemplateRenderer
 from turngym.seeding import derive, generator
-from turngym.tasks.task import Task, procedural
-from turngym.tree import Kind, Tree
+from turngym.tasks.task import procedural
+from turngym.tree import Tree
 
 logger = logging.getLogger(__name__)
 
@@ -53,17 +53,19 @@ class Course:
     count: int
     "episodes"
     epsilon: float
-    "share of random actions"
+    "share of random actions: they lead into states from which the expert has to recover"
+    imitate_errors: bool = False
+    "learn the random actions, too: keeps an easy game from being solved before reinforcement learning starts"
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
 COURSES = (
-    Course(env="turngym/Corridor-v0", count=1200, epsilon=0.5),
-    Course(env="turngym/Corridor-v0", count=300, epsilon=0.5, options={"rooms": 4, "one_way": 1}),
-    Course(env="turngym/Corridor-v0", count=400, epsilon=0.5, options={"rooms": 8, "one_way": 3}),
-    Course(env="turngym/GuessNumber-v0", count=450, epsilon=0.4),
-    Course(env="turngym/Mastermind-v0", count=400, epsilon=0.2),
-    Course(env="turngym/Ledger-v0", count=450, epsilon=0.05, options={"entries": 6, "accounts": 2, "page": 2}),
+    Course(env="turngym/Corridor-v0", count=1500, epsilon=0.4, imitate_errors=True),
+    Course(env="turngym/Corridor-v0", count=400, epsilon=0.4, imitate_errors=True, options={"rooms": 4, "one_way": 1}),
+    Course(env="turngym/Corridor-v0", count=500, epsilon=0.4, imitate_errors=True, options={"rooms": 8, "one_way": 3}),
+    Course(env="turngym/GuessNumber-v0", count=1200, epsilon=0.3),
+    Course(env="turngym/Mastermind-v0", count=1200, epsilon=0.2),
+    Course(env="turngym/Ledger-v0", count=1500, epsilon=0.02, options={"entries": 4, "accounts": 2, "page": 1}),
 )
 
 
@@ -78,7 +80,7 @@ class Recipe:
     layers: int = 4
     heads: int = 4
     feed_forward: int = 352
-    epochs: int = 2
+    epochs: int = 3
     batch: int = 16
     "episodes in one step"
     lr: float = 2e-3
@@ -93,21 +95,21 @@ def make_sprout(folder: Path, recipe: Recipe | None = None) -> None:
     started = time.monotonic()
     tokenizer = train_tokenizer(_texts(demonstrations(ByteRenderer(), recipe.seed, share=0.2)), recipe.vocabulary)
     logger.info("tokenizer of %d tokens after %.0f s", len(tokenizer), time.monotonic() - started)
-    trees = demonstrations(TemplateRenderer(tokenizer), recipe.seed)
-    logger.info("%d demonstrations after %.0f s", len(trees), time.monotonic() - started)
-    model = train_model(trees, tokenizer, recipe)
+    demos = demonstrations(TemplateRenderer(tokenizer), recipe.seed)
+    logger.info("%d demonstrations after %.0f s", len(demos), time.monotonic() - started)
+    model = train_model([_row(*demo) for demo in demos], tokenizer, recipe)
     model.save_pretrained(folder, safe_serialization=True)
     tokenizer.save_pretrained(folder)
     logger.info("written to %s after %.0f s", folder, time.monotonic() - started)
 
 
-def demonstrations(renderer: Renderer, seed: int, *, share: float = 1.0) -> list[Tree]:
+def demonstrations(renderer: Renderer, seed: int, *, share: float = 1.0) -> list[tuple[Tree, Course]]:
     """One tree an episode, played by erring experts on training instances."""
 
-    async def play_all() -> list[Tree]:
-        trees: list[Tree | None] = []
+    async def play_all() -> list[tuple[Tree, Course]]:
+        demos: list[tuple[Tree, Course]] = []
         for index, course in enumerate(COURSES):
-            tasks: Sequence[Task] = procedural(
+            tasks = procedural(
                 course.env,
                 fold="train",
                 count=round(course.count * share),
@@ -115,15 +117,16 @@ def demonstrations(renderer: Renderer, seed: int, *, share: float = 1.0) -> list
                 options=course.options,
             )
             policy, plan = Mixture(course.epsilon, renderer=renderer), make_plan("group", size=1)
-            trees += await collect(tasks, policy, plan, seed=derive(seed, "demo", index))
-        return [tree for tree in trees if tree is not None]
+            trees = await collect(tasks, policy, plan, seed=derive(seed, "demo", index))
+            demos += [(tree, course) for tree in trees if tree is not None]
+        return demos
 
     return asyncio.run(play_all())
 
 
-def _texts(trees: Sequence[Tree]) -> Iterator[str]:
+def _texts(demos: Sequence[tuple[Tree, Course]]) -> Iterator[str]:
     renderer = ByteRenderer()
-    for tree in trees:
+    for tree, _ in demos:
         for node in tree:
             yield renderer.text(node.ids)
             yield "assistant\n" if node.is_action else "tool\n"
@@ -157,8 +160,12 @@ def train_tokenizer(texts: Iterator[str], vocabulary: int) -> PreTrainedTokenize
     )
 
 
-def train_model(trees: Sequence[Tree], tokenizer: PreTrainedTokenizerFast, recipe: Recipe) -> LlamaForCausalLM:
-    """Maximum likelihood of the sampled tokens only: what the environment said is read, not imitated."""
+Row = tuple[Tensor, Tensor]
+"""`(T,)` ids of an episode and `(T,)` labels: the id where it is imitated, −100 elsewhere."""
+
+
+def train_model(rows: Sequence[Row], tokenizer: PreTrainedTokenizerFast, recipe: Recipe) -> LlamaForCausalLM:
+    """Maximum likelihood of the labels: what the environment said is read, not imitated."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
         model = LlamaForCausalLM(
@@ -177,7 +184,6 @@ def train_model(trees: Sequence[Tree], tokenizer: PreTrainedTokenizerFast, recip
                 pad_token_id=tokenizer.pad_token_id,
             )
         )
-    rows = [_row(tree) for tree in trees]
     steps = recipe.epochs * (len(rows) // recipe.batch)
     optimiser = torch.optim.AdamW(model.parameters(), lr=recipe.lr, betas=(0.9, 0.95), weight_decay=0.1)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: _cosine(step, recipe.warmup, steps))
@@ -197,16 +203,18 @@ def train_model(trees: Sequence[Tree], tokenizer: PreTrainedTokenizerFast, recip
     return model
 
 
-def _row(tree: Tree) -> tuple[Tensor, Tensor]:
-    """`(T,)` ids of the only path, and `(T,)` labels: the id where sampled, −100 elsewhere."""
+def _row(tree: Tree, course: Course) -> Row:
+    """The only path of a demonstration. An action's log-prob tells which branch of the mixture it came from."""
     (leaf,) = tree.leaves
-    path = tree.path(leaf)
-    ids = np.concatenate([tree[i].ids for i in path]).astype(np.int64)
-    mask = np.concatenate([np.full(tree[i].ids.size, tree[i].kind == Kind.ACTION) for i in path])
+    path = [tree[i] for i in tree.path(leaf)]
+    expert = np.float32(math.log1p(-course.epsilon))
+    imitated = [node.is_action and (course.imitate_errors or node.logprobs[0] == expert) for node in path]
+    ids = np.concatenate([node.ids for node in path]).astype(np.int64)
+    mask = np.repeat(imitated, [node.ids.size for node in path])
     return torch.from_numpy(ids), torch.from_numpy(np.where(mask, ids, -100))
 
 
-def _batches(rows: Sequence[tuple[Tensor, Tensor]], recipe: Recipe) -> Iterator[list[int]]:
+def _batches(rows: Sequence[Row], recipe: Recipe) -> Iterator[list[int]]:
     """Every row once an epoch, rows of like length together, so that little is padded."""
     for epoch in range(recipe.epochs):
         rng = generator(recipe.seed, "epoch", epoch)
@@ -218,7 +226,7 @@ def _batches(rows: Sequence[tuple[Tensor, Tensor]], recipe: Recipe) -> Iterator[
             yield groups[group].tolist()
 
 
-def _pad(rows: Sequence[tuple[Tensor, Tensor]], pad: int) -> tuple[Tensor, Tensor]:
+def _pad(rows: Sequence[Row], pad: int) -> Row:
     """Right-padded `(B, T)` ids and labels. Causal attention never looks right, so no padding mask is needed."""
     ids = torch.nn.utils.rnn.pad_sequence([i for i, _ in rows], batch_first=True, padding_value=pad)
     labels = torch.nn.utils.rnn.pad_sequence([t for _, t in rows], batch_first=True, padding_value=-100)
