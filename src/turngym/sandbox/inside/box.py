@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import array
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -38,18 +39,18 @@ class Plan(NamedTuple):
     memory_mib: int
     pids: int
     forking: bool
-    "a live session that may fork: a wider filter, and a process limit that only the supervisor keeps"
+    "a live session that may fork: its process limit is kept by the supervisor only"
 
 
 class Box:
     """Namespaces that wait for their command. Making them takes longer than running one, so one is kept ready."""
 
-    def __init__(self, root: str, programs: Mapping[bool, bytes]) -> None:
+    def __init__(self, root: str, program: bytes) -> None:
         """Start the keeper.
 
         Args:
             root: where the world is mounted.
-            programs: the system-call filter for a plan that is, or is not, `forking`.
+            program: the system-call filter.
         """
         report, report_in = os.pipe()
         door, door_in = socket.socketpair()
@@ -57,7 +58,7 @@ class Box:
         linux.unshare(linux.CLONE_NEWPID)
         self.keeper = os.fork()
         if self.keeper == 0:
-            _run_forked(lambda: _keeper(root, programs, report_in, door_in.fileno()))
+            _run_forked(lambda: _keeper(root, program, report_in, door_in.fileno()))
         linux.setns(own, linux.CLONE_NEWPID)
         for fd in (own, report_in):
             os.close(fd)
@@ -83,10 +84,9 @@ class Box:
             self._door.sendall(words[sent:])
 
     def discard(self) -> None:
-        """End a box that is not needed."""
+        """End a box that is not needed; the caller reaps the keeper when that has ended."""
         self._door.close()
         os.kill(self.keeper, signal.SIGKILL)
-        os.waitpid(self.keeper, 0)
         os.close(self.report)
 
 
@@ -101,7 +101,7 @@ def _run_forked(body: Callable[[], None]) -> None:
         os._exit(125)
 
 
-def _keeper(root: str, programs: Mapping[bool, bytes], report: int, door: int) -> None:
+def _keeper(root: str, program: bytes, report: int, door: int) -> None:
     # The supervisor's own descriptors must not be reachable from here: a copied pipe end would also keep other
     # commands' pipes from closing.
     high = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 16) for fd in (report, door)]
@@ -111,17 +111,45 @@ def _keeper(root: str, programs: Mapping[bool, bytes], report: int, door: int) -
     try:
         _enter(root)
         linux.drop_privileges()
+        linux.restrict(program)
         plan, fds = _receive()
-        command = os.fork()
+        set_limits(plan.cpu_s, plan.memory_mib, plan.pids, forking=plan.forking)
     except OSError as error:
         os.write(REPORT, json.dumps({"error": str(error)}).encode())
         os._exit(125)
-    if command == 0:
-        _run_forked(lambda: _command(plan, fds, programs[plan.forking]))
+    try:
+        command = _spawn(plan, fds)
+    except OSError as error:
+        os.write(fds[2], f"turngym: {plan.argv[0]}: {error.strerror or error}\n".encode())
+        os.write(REPORT, json.dumps({"status": 127 if error.errno == errno.ENOENT else 126}).encode())
+        os._exit(0)
     for fd in (0, 1, 2, *fds):
         os.close(fd)
     os.write(REPORT, json.dumps(_reap(command)).encode())
     os._exit(0)
+
+
+def _spawn(plan: Plan, fds: list[int]) -> int:
+    """Start the command. Limits and folder are inherited, so no Python has to run between fork and exec."""
+    os.chdir(plan.cwd)
+    return os.posix_spawn(
+        _find(plan.argv[0], plan.env.get("PATH", os.defpath)),
+        list(plan.argv),
+        plan.env,
+        file_actions=[(os.POSIX_SPAWN_DUP2, fd, target) for target, fd in enumerate(fds)],
+        setsid=True,
+        setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],
+    )
+
+
+def _find(program: str, path: str) -> str:
+    if "/" in program:
+        return program
+    for folder in path.split(":"):
+        candidate = f"{folder}/{program}"
+        if os.access(candidate, os.X_OK) and not os.path.isdir(candidate):
+            return candidate
+    raise OSError(errno.ENOENT, "no such program")
 
 
 def _receive() -> tuple[Plan, list[int]]:
@@ -144,21 +172,6 @@ def _enter(root: str) -> None:
     linux.mount_proc()
     linux.unshare(linux.CLONE_NEWUSER)
     linux.map_ids(AGENT_ID, 0)
-
-
-def _command(plan: Plan, fds: list[int], program: bytes) -> None:
-    os.setsid()
-    high = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 16) for fd in fds]
-    for target, fd in enumerate(high):
-        os.dup2(fd, target)
-    set_limits(plan.cpu_s, plan.memory_mib, plan.pids, forking=plan.forking)
-    try:
-        os.chdir(plan.cwd)
-        linux.restrict(program)
-        os.execvpe(plan.argv[0], list(plan.argv), dict(plan.env))
-    except OSError as error:
-        os.write(2, f"turngym: {plan.argv[0]}: {error.strerror or error}\n".encode())
-        os._exit(127 if isinstance(error, FileNotFoundError) else 126)
 
 
 def set_limits(cpu_s: float, memory_mib: int, pids: int, *, forking: bool) -> None:

@@ -99,6 +99,7 @@ class Job:
         out: Capture,
         err: Capture,
         usage: Usage,
+        started: float,
         timeout_s: float,
     ) -> None:
         self.call = call
@@ -108,7 +109,7 @@ class Job:
         self.out = out
         self.err = err
         self.usage = usage
-        self.started = time.monotonic()
+        self.started = started
         self.deadline = self.started + timeout_s
         self.limit: str | None = None
         self.stdin_fd = -1
@@ -123,7 +124,8 @@ class Job:
     def result(self, cpu_limit_s: float) -> dict[str, Any]:
         """What the keeper said about the command, in the words of `base.ExecResult`."""
         words = read_report(self.report)
-        os.waitpid(self.keeper, 0)
+        if not words:
+            os.waitpid(self.keeper, 0)  # it was killed: only its end is the end of the others
         status = int(words.get("status", -signal.SIGKILL))
         cpu_s = float(words.get("cpu_s", 0.0))
         limit = self.limit
@@ -140,14 +142,13 @@ class Job:
             "peak_memory_mib": max(self.usage.peak_mib, float(words.get("rss_mib", 0.0))),
             "limit_hit": limit,
             "fault": words.get("error"),
+            "reaped": not words,
         }
 
 
 def read_report(fd: int) -> dict[str, Any]:
-    """The keeper's last words, {} where it was killed."""
-    data = b""
-    while chunk := os.read(fd, _READ):
-        data += chunk
+    """The keeper's last words, which it writes in one go, {} where it was killed."""
+    data = os.read(fd, _READ)
     os.close(fd)
     words: dict[str, Any] = json.loads(data) if data else {}
     return words

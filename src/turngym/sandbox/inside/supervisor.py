@@ -39,11 +39,13 @@ class Place:
         self.spare: box.Box | None = None
         self.live = True
 
-    def use_up_spare(self) -> None:
-        """End the box that is ready: the files change under it."""
-        if self.spare is not None:
-            self.spare.discard()
-            self.spare = None
+    def use_up_spare(self) -> list[int]:
+        """End the box that is ready, as the files change under it; returns the keepers to reap."""
+        if self.spare is None:
+            return []
+        self.spare.discard()
+        keeper, self.spare = self.spare.keeper, None
+        return [keeper]
 
 
 class Snap:
@@ -78,6 +80,10 @@ class Supervisor:
         self.jobs: set[Job] = set()
         self.busy: dict[Session, Place] = {}
         self.looked = 0.0
+        # Keepers whose command is over. The kernel takes milliseconds to take their namespaces down, which nobody
+        # should wait for.
+        self.ending: list[int] = []
+        self.addressed: Place | None = None
         machine = os.uname().machine
         self.programs = {forking: seccomp.build(machine, forking=forking) for forking in (False, True)}
         self.cap = self.limits["output_kib"] << 10
@@ -87,16 +93,27 @@ class Supervisor:
     def serve(self) -> None:
         """Answer requests until the host closes the connection."""
         self._answer(None, {"ready": True})
+        self.addressed = self.places[0]
         while True:
-            for key, _ in self.selector.select(self._patience()):
+            events = self.selector.select(0 if self.addressed else self._patience())
+            if not events:
+                self._use_the_pause()
+            for key, _ in events:
                 if self.selector.get_map().get(key.fd) is key:  # an event before this one may have ended it
                     key.data()
             self._mind_the_clock()
 
+    def _use_the_pause(self) -> None:
+        """Nothing is asked for now: make the box that the last place will want next, and reap."""
+        place, self.addressed = self.addressed, None
+        if place is not None and place.live and place.spare is None and not place.jobs:
+            place.spare = box.Box(place.world.root, self.programs[False])
+        self.ending = [pid for pid in self.ending if not os.waitpid(pid, os.WNOHANG)[0]]
+
     def _patience(self) -> float | None:
         deadlines = [job.deadline for job in self.jobs] + [session.deadline for session in self.busy]
         if not deadlines:
-            return None
+            return LOOK_EVERY_S if self.ending else None
         return max(0.0, min(min(deadlines) - time.monotonic(), LOOK_EVERY_S))
 
     def _mind_the_clock(self) -> None:
@@ -133,6 +150,7 @@ class Supervisor:
             os._exit(0)  # the host is gone: so are we, and with us everything else
         for header, body in self.unpacker.feed(data):
             call = header["call"]
+            self.addressed = self.places.get(header.get("world", -1))
             try:
                 request: Callable[[int, wire.Header, bytes], None] = getattr(self, f"_do_{header['op']}")
                 request(call, header, body)
@@ -174,7 +192,10 @@ class Supervisor:
 
     def _start(self, place: Place, plan: box.Plan, fds: list[int]) -> tuple[int, int]:
         """Run `plan` in the box that is ready, or in a new one; returns keeper and report. `fds` are closed."""
-        chosen, place.spare = place.spare or box.Box(place.world.root, self.programs), None
+        if plan.forking or place.spare is None:
+            chosen = box.Box(place.world.root, self.programs[plan.forking])
+        else:
+            chosen, place.spare = place.spare, None
         try:
             chosen.start(plan, fds)
         except OSError as error:
@@ -185,6 +206,7 @@ class Supervisor:
         return chosen.keeper, chosen.report
 
     def _do_exec(self, call: int, header: wire.Header, body: bytes) -> None:
+        started = time.monotonic()
         place = self.places[header["world"]]
         stdin, stdin_in = os.pipe()
         out, out_in = os.pipe()
@@ -198,6 +220,7 @@ class Supervisor:
             out=Capture(out, self.cap),
             err=Capture(err, self.cap),
             usage=Usage(self.limits["memory_mib"], self.limits["pids"]),
+            started=started,
             timeout_s=header["timeout_s"],
         )
         self.jobs.add(job)
@@ -253,9 +276,10 @@ class Supervisor:
         if result["limit_hit"] is None and place.live and place.world.full():
             result["limit_hit"] = "disk"
         result.update(out=len(out), out_dropped=out_dropped, err_dropped=err_dropped)
+        if not result.pop("reaped"):
+            self.ending.append(job.keeper)
         self._answer(job.call, result, out + err)
-        if place.live and place.spare is None:
-            place.spare = box.Box(place.world.root, self.programs)
+        self.addressed = place
 
     # -- sessions
 
@@ -389,7 +413,7 @@ class Supervisor:
             raise
         if shell is not None:
             shell.kill()
-        place.use_up_spare()
+        self.ending += place.use_up_spare()
         place.world.drop()
         self.places[header["world"]] = first
         numbers = [self._keep(self.places, other) for other in others]
@@ -445,7 +469,7 @@ class Supervisor:
 
     def _drop_place(self, place: Place) -> None:
         place.live = False
-        place.use_up_spare()
+        self.ending += place.use_up_spare()
         for job in place.jobs:
             job.kill(None)
         for session in list(place.sessions.values()):
