@@ -117,9 +117,11 @@ def tree_pss_mib(root: int) -> float:
     while todo:
         pid = todo.pop()
         todo += children.get(pid, [])
-        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-            if line.startswith("Pss:"):
-                total += int(line.split()[1])
+        try:
+            rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # it has ended and waits to be reaped
+        total += next(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:"))
     return total / 1024
 
 

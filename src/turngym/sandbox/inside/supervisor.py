@@ -84,6 +84,8 @@ class Supervisor:
         # should wait for.
         self.ending: list[int] = []
         self.addressed: Place | None = None
+        # Places that went on as another one: unmounting takes milliseconds too.
+        self.leftovers: list[Place] = []
         machine = os.uname().machine
         self.programs = {forking: seccomp.build(machine, forking=forking) for forking in (False, True)}
         self.cap = self.limits["output_kib"] << 10
@@ -95,7 +97,7 @@ class Supervisor:
         self._answer(None, {"ready": True})
         self.addressed = self.places[0]
         while True:
-            events = self.selector.select(0 if self.addressed else self._patience())
+            events = self.selector.select(0 if self.addressed or self.leftovers else self._patience())
             if not events:
                 self._use_the_pause()
             for key, _ in events:
@@ -104,7 +106,11 @@ class Supervisor:
             self._mind_the_clock()
 
     def _use_the_pause(self) -> None:
-        """Nothing is asked for now: make the box that the last place will want next, and reap."""
+        """Nothing is asked for now: tidy up, and make the box that a command will want next."""
+        for old in self.leftovers:
+            self.ending += old.use_up_spare()
+            old.world.drop()
+        self.leftovers.clear()
         place, self.addressed = self.addressed, None
         if place is not None and place.live and place.spare is None and not place.jobs:
             place.spare = box.Box(place.world.root, self.programs[False])
@@ -150,7 +156,6 @@ class Supervisor:
             os._exit(0)  # the host is gone: so are we, and with us everything else
         for header, body in self.unpacker.feed(data):
             call = header["call"]
-            self.addressed = self.places.get(header.get("world", -1))
             try:
                 request: Callable[[int, wire.Header, bytes], None] = getattr(self, f"_do_{header['op']}")
                 request(call, header, body)
@@ -175,7 +180,9 @@ class Supervisor:
         self._answer(call, {})
 
     def _do_digest(self, call: int, header: wire.Header, body: bytes) -> None:
-        self._answer(call, {"digest": digest(self.places[header["world"]].world)})
+        place = self.places[header["world"]]
+        self._answer(call, {"digest": digest(place.world)})
+        self.addressed = place  # a pool asks this last, and then somebody wants to run a command
 
     # -- commands
 
@@ -413,8 +420,7 @@ class Supervisor:
             raise
         if shell is not None:
             shell.kill()
-        self.ending += place.use_up_spare()
-        place.world.drop()
+        self.leftovers.append(place)
         self.places[header["world"]] = first
         numbers = [self._keep(self.places, other) for other in others]
         number = None
