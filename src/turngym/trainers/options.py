@@ -23,6 +23,8 @@ Share = Annotated[float, Field(ge=0, le=1)]
 """A number from 0 to 1."""
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 """A finite number from 0 up."""
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+"""A finite number above 0."""
 
 
 @functools.cache

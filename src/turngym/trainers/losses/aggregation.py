@@ -6,6 +6,10 @@ over the whole batch, before it is cut into micro-batches, so the cut changes no
     token_mean      Σ l / (number of trained tokens)                       DAPO (arXiv:2503.14476)
     constant        Σ l / (number of rollouts · length)                    Dr. GRPO (arXiv:2503.20783)
     sequence_mean   Σ_i (1/n_i) Σ_t l / (number of rollouts), n_i tokens   GRPO (arXiv:2402.03300)
+    turn_constant   Σ_u (1/n_u) Σ_t l / (number of rollouts · length)      AsyncWebRL: turns u, n_u tokens in one
+
+Dividing by a rollout's own length, in tokens or in turns, scales down what long rollouts say; where failures are long,
+the policy stays long-winded. `constant` and `turn_constant` divide by a number that no rollout can change.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ from torch import Tensor
 
 from turngym.errors import ConfigError, unknown_name
 
-AggregationName = Literal["token_mean", "constant", "sequence_mean"]
+AggregationName = Literal["token_mean", "constant", "sequence_mean", "turn_constant"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,22 +31,23 @@ class Aggregation:
 
     Raises:
         UnknownName: for another name.
-        ConfigError: for `constant` without a length, or a length with another name.
+        ConfigError: for `constant` or `turn_constant` without a length, or a length with another name.
     """
 
     name: AggregationName = "token_mean"
     "see the module"
     length: int | None = None
-    "`constant` only: tokens of the longest rollout that the budget allows; keep it for the whole run"
+    "`constant`: tokens of the longest rollout that the budget allows; `turn_constant`: turns of a typical one; keep it for the whole run"
 
     def __post_init__(self) -> None:
         names = get_args(AggregationName)
         if self.name not in names:
             raise unknown_name("aggregation", self.name, names)
-        if (self.name == "constant") != (self.length is not None) or (self.length or 1) <= 0:
+        needs_length = self.name in ("constant", "turn_constant")
+        if needs_length != (self.length is not None) or (self.length or 1) <= 0:
             raise ConfigError(
                 f"aggregation {self.name} with length {self.length}: "
-                "constant needs a positive number of tokens, the others take none"
+                "constant needs a positive number of tokens, turn_constant one of turns, the others take none"
             )
 
     def denominator(self, *, tokens: int, rollouts: float) -> float:
@@ -55,27 +60,35 @@ class Aggregation:
         match self.name:
             case "token_mean":
                 return float(tokens)
-            case "constant":
+            case "constant" | "turn_constant":
                 return float(rollouts * (self.length or 1))
             case "sequence_mean":
                 return float(rollouts)
 
-    def weights(self, loss_mask: Tensor, sequence_ids: Tensor | None = None) -> Tensor:
+    def weights(
+        self, loss_mask: Tensor, sequence_ids: Tensor | None = None, turn_ids: Tensor | None = None
+    ) -> Tensor:
         """`(N,)` float32 weight of each token; 0 where the mask is False.
 
         Args:
             loss_mask: `(N,)` bool, over the whole batch.
             sequence_ids: `(N,)` int64 ≥ 0, the rollout that a token belongs to; `sequence_mean` only. A token
                 that several rollouts share has no such number: use another aggregation for trees.
+            turn_ids: `(N,)` int64 ≥ 0, the action that a token belongs to; `turn_constant` only.
 
         Raises:
-            ConfigError: for `sequence_mean` without ids.
+            ConfigError: for an aggregation without the ids that it needs.
         """
         weights = loss_mask.to(torch.float32)
-        if self.name != "sequence_mean":
-            return weights
-        if sequence_ids is None:
-            raise ConfigError("aggregation sequence_mean needs sequence_ids")
-        trained = sequence_ids[loss_mask]
+        match self.name:
+            case "sequence_mean":
+                name, ids = "sequence_ids", sequence_ids
+            case "turn_constant":
+                name, ids = "turn_ids", turn_ids
+            case _:
+                return weights
+        if ids is None:
+            raise ConfigError(f"aggregation {self.name} needs {name}")
+        trained = ids[loss_mask]
         weights[loss_mask] = 1.0 / torch.bincount(trained)[trained].to(torch.float32)
         return weights

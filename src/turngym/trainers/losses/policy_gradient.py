@@ -41,7 +41,7 @@ def pg(batch: TokenBatch) -> tuple[Tensor, dict[str, float]]:
     logprobs, behaviour = trained["logprobs"], trained.constant("behaviour_logprobs")
     ratio = log_ratio(logprobs, behaviour).exp()
     loss = trained.reduce(-trained.constant("advantages") * ratio)
-    return loss, {"loss/pg": float(loss.detach()), **_statistics(ratio, logprobs, behaviour)}
+    return loss, {"loss/pg": float(loss.detach()), **ratio_statistics(ratio, logprobs, behaviour)}
 
 
 @checked
@@ -78,34 +78,44 @@ def ppo(
         HarnessFault: for NaN or inf on a trained token.
     """
     trained = Trained(batch, "ppo")
+    per_token, statistics = proximal_surrogate(
+        trained, trained.constant("advantages"), clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip
+    )
+    loss = trained.reduce(per_token)
+    return loss, {"loss/ppo": float(loss.detach()), **statistics}
+
+
+def proximal_surrogate(
+    trained: Trained, advantages: Tensor, *, clip_low: float, clip_high: float, dual_clip: float | None
+) -> tuple[Tensor, dict[str, float]]:
+    """`(M,)` the losses l of `ppo` for these `(M,)` advantages, and its statistics without the loss."""
     logprobs, behaviour = trained["logprobs"], trained.constant("behaviour_logprobs")
-    has_proximal = batch.proximal_logprobs is not None
-    proximal = trained.constant("proximal_logprobs") if has_proximal else behaviour
-    advantages = trained.constant("advantages")
-    ratio = log_ratio(logprobs, proximal).exp()
+    ratio = log_ratio(logprobs, trained.proximal()).exp()
     low = 1 - clip_low - trained.constant("lower_clip_extra", 0.0)
     if bool((low < 0).any()):
-        raise ConfigError(f"loss ppo: clip_low {clip_low} plus lower_clip_extra is above 1 on some token")
-    high = torch.full_like(low, 1 + clip_high)
-    per_token = torch.maximum(-advantages * ratio, -advantages * torch.clamp(ratio, low, high))
+        raise ConfigError(
+            f"loss {trained.loss}: clip_low {clip_low} plus lower_clip_extra is above 1 on some token"
+        )
+    per_token, shares = clipped(ratio, advantages, low, 1 + clip_high)
     ceiling = torch.inf if dual_clip is None else dual_clip
     dual = (advantages < 0) & (ratio > ceiling)
     if dual_clip is not None:
         per_token = torch.where(dual, -advantages * dual_clip, per_token)
-    loss = trained.reduce(per_token)
-    shares = {
+    shares["clip/dual_share"] = dual.float()
+    return per_token, {**ratio_statistics(ratio, logprobs, behaviour), **means(**shares)}
+
+
+def clipped(ratio: Tensor, advantages: Tensor, low: Tensor, high: float) -> tuple[Tensor, dict[str, Tensor]]:
+    """max(−A·r, −A·clip(r, low, high)) per token, all `(M,)`, and 1 where that has no gradient, by the side."""
+    bounded = torch.clamp(ratio, low, torch.full_like(low, high))
+    return torch.maximum(-advantages * ratio, -advantages * bounded), {
         "clip/low_share": ((advantages < 0) & (ratio < low)).float(),
         "clip/high_share": ((advantages > 0) & (ratio > high)).float(),
-        "clip/dual_share": dual.float(),
-    }
-    return loss, {
-        "loss/ppo": float(loss.detach()),
-        **_statistics(ratio, logprobs, behaviour),
-        **means(**shares),
     }
 
 
-def _statistics(ratio: Tensor, logprobs: Tensor, behaviour: Tensor) -> dict[str, float]:
+def ratio_statistics(ratio: Tensor, logprobs: Tensor, behaviour: Tensor) -> dict[str, float]:
+    """`tokens/trained`, `ratio/mean`, `ratio/max`, `kl/behaviour_k3` from `(M,)` arrays."""
     averages = {"ratio/mean": ratio, "kl/behaviour_k3": kl(behaviour, logprobs, estimator="k3")}
     return {
         "tokens/trained": float(ratio.numel()),
