@@ -191,6 +191,31 @@ def test_what_a_fork_can_not_carry_is_named_and_nothing_has_changed(inside, code
     assert any(name in each for each in inside(body))
 
 
+def test_forged_words_of_a_session_are_read_as_words(inside):
+    forge = (
+        "import json, os, struct\n"
+        "words = json.dumps({'op': 'done', 'error': 5, 'display': [1], 'status': 'x'}).encode()\n"
+        "os.write(3, struct.pack('<II', len(words), 0) + words)"
+    )
+    result = inside(lambda box: run(box, forge))
+    assert (result.error, result.display, result.exit_code) == ("5", {}, None)
+
+
+def test_a_session_that_does_not_answer_is_named_and_starts_afresh(inside):
+    async def body(box):
+        await run(
+            box, "import os, signal; signal.signal(signal.SIGALRM, lambda *_: os._exit(0)); signal.alarm(1)"
+        )
+        await asyncio.sleep(1.5)
+        with pytest.raises(ForkLost, match="does not answer"):
+            await box.fork()
+        return await run(box, "1"), await run(box, "2")
+
+    first, second = inside(body)
+    assert first.restarted
+    assert second.display["text/plain"] == "2"
+
+
 def test_a_running_command_is_named(inside):
     async def body(box):
         running = asyncio.create_task(box.exec(["sleep", "0.6"]))

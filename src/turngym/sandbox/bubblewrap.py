@@ -173,7 +173,7 @@ class Bubblewrap(Backend):
                 "output_kib": limits.output_kib,
             },
             "forkable": forkable,
-            "python_session": [self.python, "-P", "-c", _SESSION],
+            "python_session": [self.python, "-P", "-s", "-c", _SESSION],
             "env": {
                 "PATH": f"{folder}:/usr/local/bin:/usr/bin:/bin",
                 "HOME": "/home/agent",

@@ -104,15 +104,22 @@ class Interpreter:
         words, data = await self._ask(
             header, code.encode("utf-8", "surrogatepass"), within_s=timeout + _MARGIN_S
         )
-        error = words["error"]
+        # The session is the agent's own process: its words may be anything.
+        error, display, status = words["error"], words["display"], words["status"]
         return CellResult(
             stdout=data[: words["out"]],
             stderr=data[words["out"] :],
-            display=words["display"] or {},
-            error=f"{error['type']}: {error['message']}" if error else None,
-            exit_code=words["status"],
+            display={str(k): str(v) for k, v in display.items()} if isinstance(display, dict) else {},
+            error=_describe(error),
+            exit_code=status if isinstance(status, int) else None,
             limit_hit=words["limit_hit"],
             restarted=words["restarted"],
             wall_s=words["wall_s"],
             dropped=words["out_dropped"] + words["err_dropped"],
         )
+
+
+def _describe(error: object) -> str | None:
+    if isinstance(error, dict):
+        return f"{error.get('type')}: {error.get('message')}"
+    return None if error is None else str(error)

@@ -8,12 +8,12 @@ be written down, so they are named as lost.
 from __future__ import annotations
 
 import os
-import select
 import signal
 import socket
 import time
 from typing import Any
 
+from . import linux
 from .jobs import Capture, Usage
 from .sessions import GRACE_S, PATIENCE_S, Broken, Lost, children_of, name_of
 
@@ -126,8 +126,9 @@ class BashSession:
         data = b""
         deadline = time.monotonic() + PATIENCE_S
         while data.count(b"\0") < 2:
-            wait = deadline - time.monotonic()
-            if wait <= 0 or len(data) > _MAX_STATE or not select.select([self.control], [], [], wait)[0]:
+            if len(data) > _MAX_STATE or not linux.wait_readable(
+                [self.fileno()], deadline - time.monotonic()
+            ):
                 raise Broken("the shell did not write its state down")
             chunk = self.control.recv(1 << 16)
             if not chunk:
@@ -143,10 +144,7 @@ class BashSession:
         """
         self._tell(state)
         deadline = time.monotonic() + PATIENCE_S
-        while (
-            not select.select([self.control], [], [], max(0.0, deadline - time.monotonic()))[0]
-            or not self.pump()
-        ):
+        while not linux.wait_readable([self.fileno()], deadline - time.monotonic()) or not self.pump():
             if time.monotonic() > deadline:
                 raise Broken("the shell did not take its state back")
         for capture in (self.out, self.err):

@@ -93,7 +93,6 @@ class Job:
         self,
         *,
         call: int,
-        world: int,
         keeper: int,
         report: int,
         out: Capture,
@@ -103,7 +102,6 @@ class Job:
         timeout_s: float,
     ) -> None:
         self.call = call
-        self.world = world
         self.keeper = keeper
         self.report = report
         self.out = out

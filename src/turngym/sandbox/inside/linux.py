@@ -9,6 +9,7 @@ import array
 import ctypes
 import fcntl
 import os
+import select
 import socket
 import struct
 
@@ -155,6 +156,14 @@ def restrict(program: bytes) -> None:
     code = ctypes.create_string_buffer(program, len(program))
     fprog = struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(code))
     _check(_libc.prctl(PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, fprog, 0, 0), "seccomp")
+
+
+def wait_readable(fds: list[int], seconds: float) -> list[int]:
+    """Those of `fds` that can be read (or are at their end) within `seconds`. Unlike `select`, for any number."""
+    poll = select.poll()
+    for fd in fds:
+        poll.register(fd, select.POLLIN)
+    return [fd for fd, _ in poll.poll(max(0.0, seconds) * 1000)]
 
 
 def raise_loopback() -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import array
 import contextlib
 import os
-import select
 import signal
 import socket
 import time
@@ -129,11 +128,11 @@ class PythonSession:
         sources = [self] if self.parent is None else [self, self.parent.session]
         while not self._ready:
             wait = deadline - time.monotonic()
-            heard = select.select(sources, [], [], wait)[0] if wait > 0 else []
+            heard = linux.wait_readable([source.fileno() for source in sources], wait) if wait > 0 else []
             if not heard:
                 raise Broken(f"the session did not answer within {PATIENCE_S:g} s")
-            if self not in heard:
-                reasons = [str(words.get("reason")) for words in heard[0].pump()]
+            if self.fileno() not in heard:
+                reasons = [str(words.get("reason")) for words in sources[1].pump()]
                 raise Lost([f"a session {self.depth} forks deep (the kernel says {', '.join(reasons)})"])
             try:
                 self._ready += self.pump()

@@ -1,0 +1,153 @@
+"""The cells that run now, and the sessions that run them."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import socket
+import time
+from typing import Any
+
+from . import bash, wire
+from .bash import BashSession
+from .core import Core, Place, Session
+from .jobs import Capture, Usage
+from .sessions import Broken, PythonSession
+
+
+class Cells:
+    """Starts sessions, gives them cells, and answers when a cell or its session is over."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self.busy: dict[Session, Place] = {}
+
+    def mind_the_clock(self, now: float) -> None:
+        """Interrupt what has run for too long, and end what ignores that."""
+        for session, place in list(self.busy.items()):
+            if now > session.deadline and session.overdue(now):
+                self.end(session, place, "wall")
+
+    def look(self, processes: dict[int, list[int]]) -> None:
+        """Measure, and end what uses too much.
+
+        Args:
+            processes: those of each session, by its first one.
+        """
+        for session, place in list(self.busy.items()):
+            session.usage.look(processes[session.first])
+            if session.usage.exceeded:
+                self.end(session, place, session.usage.exceeded)
+
+    def run(self, call: int, place: Place, header: wire.Header, body: bytes) -> None:
+        """Start a cell; the answer comes when it is over.
+
+        Raises:
+            Broken: the session does not start.
+        """
+        session = place.sessions.get(header["language"])
+        if session is not None and session.call is not None:
+            self._core.answer(call, {"fault": "a cell is running in this session; wait for it"})
+            return
+        if session is None:
+            session = self._start_session(place, header["language"])
+        try:
+            session.begin(call, body, header["timeout_s"])
+        except Broken:
+            self.end(session, place, None, call=call)
+            return
+        self.busy[session] = place
+        self._listen(session, place)
+
+    def _listen(self, session: Session, place: Place) -> None:
+        self._core.selector.register(
+            session, selectors.EVENT_READ, lambda: self._session_spoke(session, place)
+        )
+        for capture in (session.out, session.err):
+            self._core.listen(capture)
+
+    def _quiet(self, session: Session) -> None:
+        self._core.selector.unregister(session)
+        for capture in (session.out, session.err):
+            if capture.open:
+                self._core.selector.unregister(capture.fd)
+
+    def _start_session(self, place: Place, language: str) -> Session:
+        ours, theirs = socket.socketpair()
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        out, out_in = os.pipe()
+        err, err_in = os.pipe()
+        null = os.open("/dev/null", os.O_RDONLY)
+        python = language == "python"
+        argv = self._core.config["python_session"] if python else bash.ARGV
+        # Huge pages make the page tables that a fork has to copy 512 times smaller.
+        env = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"} if python else {}
+        plan = self._core.plan(argv, {"env": env}, forking=python and self._core.config["forkable"])
+        keeper, report = self._core.start(place, plan, [null, out_in, err_in, theirs.detach()])
+        captures = (Capture(out, self._core.cap), Capture(err, self._core.cap))
+        usage = Usage(self._core.limits["memory_mib"], self._core.limits["pids"])
+        session: Session
+        if python:
+            session = PythonSession(ours, *captures, usage, keeper=keeper, report=report, parent=None)
+            session.ask(None)
+        else:
+            session = BashSession(ours, *captures, usage, keeper=keeper, report=report)
+            if place.bash_state:
+                session.restore(place.bash_state)
+        place.sessions[language] = session
+        return session
+
+    def _session_spoke(self, session: Session, place: Place) -> None:
+        try:
+            replies = session.pump()
+        except Broken:
+            self.end(session, place, "wall" if session.interrupted else None)
+            return
+        for reply in replies:
+            self._cell_ended(
+                session, place, reply, limit="wall" if session.interrupted else None, restarted=False
+            )
+
+    def end(self, session: Session, place: Place, limit: str | None, *, call: int | None = None) -> None:
+        """End a session, and answer its cell if one runs (or the one that was just asked for)."""
+        if call is not None:
+            session.call = call
+        place.sessions.pop(session.language, None)
+        if session.language == "bash":
+            place.bash_state = b""
+        self._cell_ended(session, place, {}, limit=limit, restarted=True)
+        session.kill()
+
+    def _cell_ended(
+        self, session: Session, place: Place, reply: dict[str, Any], *, limit: str | None, restarted: bool
+    ) -> None:
+        if session.call is None:
+            return  # words that nobody has asked for
+        call, session.call = session.call, None
+        for capture in (session.out, session.err):
+            if capture.open:
+                capture.pump()
+        if self.busy.pop(session, None) is not None:
+            self._quiet(session)
+        out, out_dropped = session.out.take()
+        err, err_dropped = session.err.take()
+        if limit is None:
+            limit = (
+                "output"
+                if out_dropped or err_dropped
+                else "disk"
+                if place.live and place.world.full()
+                else None
+            )
+        answer = {
+            "wall_s": time.monotonic() - session.started,
+            "limit_hit": limit,
+            "restarted": restarted,
+            "error": reply.get("error"),
+            "display": reply.get("display"),
+            "status": reply.get("status"),
+            "out": len(out),
+            "out_dropped": out_dropped,
+            "err_dropped": err_dropped,
+        }
+        self._core.answer(call, answer, out + err)

@@ -1,0 +1,95 @@
+"""What the parts of the supervisor share: the connection, the configuration, the selector, the places."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import socket
+import sys
+from typing import Any
+
+from . import box, seccomp, wire
+from .bash import BashSession
+from .jobs import Capture, Job
+from .sessions import PythonSession
+from .worlds import World
+
+Session = PythonSession | BashSession
+
+
+class Place:
+    """One sandbox as the supervisor keeps it: files, sessions, and commands that run now."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.sessions: dict[str, Session] = {}
+        self.bash_state = b""
+        self.jobs: set[Job] = set()
+        self.spare: box.Box | None = None
+        self.live = True
+
+    def use_up_spare(self) -> list[int]:
+        """End the box that is ready, as the files change under it; returns the keepers to reap."""
+        if self.spare is None:
+            return []
+        self.spare.discard()
+        keeper, self.spare = self.spare.keeper, None
+        return [keeper]
+
+
+class Core:
+    """See the module."""
+
+    def __init__(self, control: socket.socket, config: dict[str, Any]) -> None:
+        self.control = control
+        self.config = config
+        self.limits: dict[str, Any] = config["limits"]
+        self.cap: int = self.limits["output_kib"] << 10
+        self.selector = selectors.DefaultSelector()
+        machine = os.uname().machine
+        self.programs = {forking: seccomp.build(machine, forking=forking) for forking in (False, True)}
+        # Keepers whose command is over. The kernel takes milliseconds to take their namespaces down, which nobody
+        # should wait for.
+        self.ending: list[int] = []
+        self.addressed: Place | None = None
+        """Where a command will probably be run next."""
+
+    def answer(self, call: int | None, header: wire.Header, body: bytes = b"") -> None:
+        """Send a frame to the host."""
+        self.control.sendall(wire.pack({"call": call, **header}, body))
+
+    def plan(self, argv: list[str], header: wire.Header, *, forking: bool = False) -> box.Plan:
+        """What to run for a request."""
+        return box.Plan(
+            argv=argv,
+            env={**self.config["env"], **header.get("env", {})},
+            cwd=header.get("cwd") or "/workspace",
+            cpu_s=self.limits["cpu_s"],
+            memory_mib=self.limits["memory_mib"],
+            pids=self.limits["pids"],
+            forking=forking,
+        )
+
+    def start(self, place: Place, plan: box.Plan, fds: list[int]) -> tuple[int, int]:
+        """Run `plan` in the box that is ready, or in a new one; returns keeper and report. `fds` are closed."""
+        if plan.forking or place.spare is None:
+            chosen = box.Box(place.world.root, self.programs[plan.forking])
+        else:
+            chosen, place.spare = place.spare, None
+        try:
+            chosen.start(plan, fds)
+        except OSError as error:
+            sys.stderr.write(f"turngym: a keeper has ended early ({error}); its report says why\n")
+        finally:
+            for fd in fds:
+                os.close(fd)
+        return chosen.keeper, chosen.report
+
+    def listen(self, capture: Capture) -> None:
+        """Keep reading a pipe until its end."""
+        self.selector.register(capture.fd, selectors.EVENT_READ, lambda: self._pump(capture))
+
+    def _pump(self, capture: Capture) -> None:
+        if not capture.pump():
+            self.selector.unregister(capture.fd)
+            capture.close()
