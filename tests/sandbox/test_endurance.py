@@ -1,0 +1,109 @@
+"""Many forks agree with their parents, and many episodes leave nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from turngym.sandbox.base import Limits
+from turngym.sandbox.pool import Pool
+
+TURNS = (
+    "n += 1; names.append(f'v{n}')",
+    "open(f'f{n}', 'w').write(str(n))",
+    "names.sort(reverse=n % 2 == 0)",
+    "os.makedirs(f'/workspace/d{n % 3}', exist_ok=True); os.chdir(f'/workspace/d{n % 3}')",
+    "log.write(f'{n};'); log.flush()",
+    "rng = random.Random(n); n += rng.randrange(3)",
+)
+LOOK = "n, names, os.getcwd(), log.tell(), sorted(os.listdir('/workspace')), rng.random()"
+
+
+async def forks_agree(bubblewrap, count: int) -> None:
+    """Each fork, taken at a random turn, sees what its parent sees; afterwards each sees its own turns only."""
+    chance = random.Random(0)
+    done = 0
+    while done < count:
+        async with await bubblewrap.create(Limits(disk_mib=16)) as box:
+            python = await box.interpreter()
+            start = "import os, random; n, names, rng = 0, [], random.Random(0); log = open('/workspace/log', 'w')"
+            assert (await python.run(start)).ok
+            for _ in range(chance.randrange(1, 12)):
+                if (done := done + 1) > count:
+                    return
+                for turn in chance.choices(TURNS, k=chance.randrange(1, 4)):
+                    assert (await python.run(turn)).ok
+                (fork,) = await box.fork()
+                other = await fork.interpreter()
+                seen = (await python.run(LOOK)).display["text/plain"]
+                assert (await other.run(LOOK)).display["text/plain"] == seen
+                await other.run("n += 1000; open('/workspace/only_fork', 'w').close()")
+                after = (await python.run(LOOK)).display["text/plain"]
+                assert "only_fork" not in after
+                assert after.rpartition(",")[0] == seen.rpartition(",")[0]  # all but the next random number
+                await fork.close()
+
+
+def test_forks_at_random_turns_agree(bubblewrap):
+    asyncio.run(forks_agree(bubblewrap, 20))
+
+
+@pytest.mark.slow
+def test_a_thousand_forks_at_random_turns_agree(bubblewrap):
+    asyncio.run(forks_agree(bubblewrap, 1000))
+
+
+def footprint(warden: int) -> tuple[int, ...]:
+    """Descriptors of this process, then descriptors, mounts, number and resident KiB of the warden and all below."""
+    listing = subprocess.run(
+        ["ps", "-eo", "pid=,ppid=,rss="], capture_output=True, text=True, check=True
+    ).stdout
+    rows = [tuple(int(word) for word in line.split()) for line in listing.splitlines()]
+    below = {warden}
+    for _ in range(8):
+        below |= {pid for pid, parent, _ in rows if parent in below}
+    descriptors = sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in below if Path(f"/proc/{pid}/fd").exists())
+    mounts = sum(
+        len(Path(f"/proc/{pid}/mountinfo").read_text().splitlines())
+        for pid in below
+        if Path(f"/proc/{pid}").exists()
+    )
+    resident = sum(rss for pid, _, rss in rows if pid in below)
+    return len(os.listdir("/proc/self/fd")), descriptors, mounts, len(below), resident
+
+
+async def episodes(bubblewrap, count: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The footprint after a tenth of `count` episodes, and after all."""
+    pool = Pool(bubblewrap, size=1, limits=Limits(disk_mib=16))
+    early: tuple[int, ...] = ()
+    for i in range(count):
+        async with pool.take() as box:
+            python = await box.interpreter()
+            await python.run("x = bytearray(1 << 20); open('f', 'w').write('x' * 10_000)")
+            await box.exec(["sh", "-c", "echo x > g; sleep 100 &"])
+            (fork,) = await box.fork()
+            await (await fork.interpreter()).run("x[0] = 1")
+            await fork.close()
+            if i % 7 == 0:
+                await python.run("import os; os._exit(1)")
+        if i == count // 10:
+            async with pool.take() as box:
+                await asyncio.sleep(0.3)
+                early = footprint(box._family.lease._warden.process.pid)
+    async with pool.take() as box:
+        await asyncio.sleep(0.3)
+        late = footprint(box._family.lease._warden.process.pid)
+    await pool.close()
+    return early, late
+
+
+@pytest.mark.parametrize("count", [60, pytest.param(5000, marks=pytest.mark.slow)])
+def test_episodes_leave_no_descriptor_process_or_memory(bubblewrap, count):
+    early, late = asyncio.run(episodes(bubblewrap, count))
+    assert late[:4] == early[:4]
+    assert late[4] < early[4] + 4096  # KiB; one leaked layer or object an episode would be more
