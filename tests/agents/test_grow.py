@@ -195,6 +195,7 @@ def test_an_environment_that_starts_differently_from_one_seed_is_a_diverged_fork
     assert len(counted_leaves(tree)) == 1  # the environment that planted the root
     assert len(void_leaves(tree)) == 4
     assert all("ForkDiverged" in tree[leaf].log["fault"] for leaf in void_leaves(tree))
+    assert Drifts.opened == Drifts.closed == 5
 
 
 def test_a_replay_that_diverges_voids_the_fork() -> None:

@@ -128,15 +128,14 @@ def test_the_turn_budget_stops_before_the_next_action() -> None:
     assert tree.path_return(leaf) == 0.75
 
 
-@pytest.mark.parametrize(("context_tokens", "turns"), [(17, 1), (33, 1), (34, 2), (50, 2), (51, 3)])
+@pytest.mark.parametrize(("context_tokens", "turns"), [(17, 1), (32, 1), (33, 2), (48, 2), (49, 3)])
 def test_the_context_budget_holds_prompt_and_action(context_tokens: int, turns: int) -> None:
-    # Root: [user] 10 bytes [end] [assistant] = 13 tokens. A turn adds "go" [end] = 3 and [tool] 10 [end] [assistant]
-    # = 13, so prompts have 13 + 16·k tokens; with an action of up to 4 they need 17, 33 + 1 … hence 17, 33, 49, … fit.
+    # The root is [user] 10 bytes [end] [assistant] = 13 tokens. A turn adds "go" [end] and [tool] 10 bytes [end]
+    # [assistant] = 16. So prompts have 13, 29, 45 tokens, and with an action of up to 4 they need 17, 33, 49.
     tree, leaf = run(Endless(), Say("go"), budget=Budget(context_tokens=context_tokens, turn_tokens=4))
-    expected = 1 + (context_tokens - 17) // 16
     assert tree[leaf].stop is StopReason.CONTEXT
-    assert len(tree.actions(leaf)) == expected
-    assert tree.context(leaf).size == 13 + 16 * expected
+    assert len(tree.actions(leaf)) == turns
+    assert tree.context(leaf).size == 13 + 16 * turns
 
 
 def test_the_window_of_the_model_is_a_context_budget() -> None:

@@ -85,11 +85,6 @@ async def grow(
     env = make_env(task)
     try:
         if forks_inside(plan):
-            if env.forking is Forking.NONE:
-                raise ConfigError(
-                    f"{task.env_id} has forking=none, so paths can only start at the root: use the plan 'group', "
-                    "or declare your own plan with branching.root_only"
-                )
             options = replace(options, snapshots=True)
         check_options(options, policy, env)
         purse = Purse(budget or TreeBudget())

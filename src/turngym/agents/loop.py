@@ -151,7 +151,10 @@ def check_options(options: LoopOptions, policy: Policy, env: TurnEnv) -> None:
             f"budget.context_tokens is {context}, but {policy.name} has a window of {policy.window}"
         )
     if options.snapshots and env.forking is Forking.NONE:
-        raise ConfigError(f"{type(env).__name__} has forking=none: only root groups can be grown on it")
+        raise ConfigError(
+            f"{type(env).__name__} has forking=none, so paths can only start at the root: use the plan 'group', "
+            "or declare your own plan with branching.root_only"
+        )
     if not options.deadline_s > 0:
         raise ConfigError(f"deadline_s must be positive, got {options.deadline_s}")
     SampleParams(temperature=options.temperature, top_p=options.top_p, top_k=options.top_k)
