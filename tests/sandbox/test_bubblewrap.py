@@ -107,6 +107,20 @@ def test_a_large_input_reaches_the_command_and_a_deaf_command_is_no_fault(inside
     assert deaf.exit_code == 0
 
 
+def test_a_caller_that_is_cancelled_takes_its_command_and_its_cell_along(inside):
+    async def body(box):
+        python = await box.interpreter()
+        await python.run("x = 1")
+        for start in (lambda: box.exec(["sleep", "30"]), lambda: python.run("while True: pass")):
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(start(), 0.3)
+        await asyncio.sleep(0.3)
+        (fork,) = await box.fork()  # refused while anything runs
+        return (await (await fork.interpreter()).run("x")).display["text/plain"]
+
+    assert inside(body) == "1"
+
+
 def test_commands_run_side_by_side(inside):
     async def body(box):
         started = time.monotonic()

@@ -1,7 +1,7 @@
 """What an agent might try, as programs that print ESCAPED where they get it.
 
 Each runs as the agent does: `code` by `python3 -c` with `SECRET` (a file of the host that everyone may read and
-write), `HOST_PID` and `HOST_UID` in its environment, or in a live session (`session`), which has a wider kernel
+write), `HOST_PID` and `HOST_HOME` in its environment, or in a live session (`session`), which has a wider kernel
 interface; `host` attacks also act from the host's side. See `selfcheck` for how they are judged.
 
 Every program prints in one way (`_PRELUDE`): `tell(name, happened)` for a thing that must not happen.
@@ -124,10 +124,8 @@ for _ in range(5000):
     "write a file of the host": "tell('write', writes(SECRET))",
     "read the password file": "tell('shadow', reads('/etc/shadow')); tell('root user', 'HOME=/root' in open('/etc/passwd').read() if os.path.exists('/etc/passwd') else False)",
     "read the host's homes": """
-import pathlib
-tell('homes', sorted(os.listdir('/home')) != ['agent'])
-private = [p for p in ('.ssh', '.bashrc', '.profile', '.bash_history', '.config', '.gitconfig') if os.path.exists('/root/' + p)]
-tell('root home', bool(private))""",
+names = ('.ssh', '.bashrc', '.profile', '.bash_history', '.config', '.gitconfig', '.netrc')
+for home in ('/root', os.environ['HOST_HOME']): tell(home, any(os.path.exists(f'{home}/{n}') for n in names))""",
     "write the system": "for p in ('/usr/bin/x', '/bin/sh', '/etc/x', '/lib/x', '/x', '/dev/x', '/.layers/x'): tell(p, writes(p))",
     "write the interpreter": "tell('stdlib', writes(os.__file__)); tell('site', writes(sys.prefix + '/lib/x.pth')); tell('exe', writes(sys.executable))",
     "write the supervisor's code": "tell('code', writes('/.turngym/turngym_inside/supervisor.py')); tell('new', writes('/.turngym/x.py'))",
@@ -190,7 +188,7 @@ tell('interfaces', [n for _, n in socket.if_nameindex()] != ['lo'] if works(sock
     "set the clock": """
 tell('clock', works(lambda: time.clock_settime(time.CLOCK_REALTIME, 0) or 1)); tell('adjtimex', libc.adjtimex(ctypes.create_string_buffer(b'\\x01' + bytes(255))) >= 0)
 tell('offsets', writes('/proc/self/timens_offsets'))""",
-    "environment of the parent": "tell('own', bool(set(os.environ) - {'PATH', 'HOME', 'USER', 'LANG', 'TMPDIR', 'SECRET', 'HOST_PID', 'HOST_UID', 'LC_CTYPE'})); tell('keeper', reads('/proc/1/environ'))",
+    "environment of the parent": "tell('own', bool(set(os.environ) - {'PATH', 'HOME', 'USER', 'LANG', 'TMPDIR', 'SECRET', 'HOST_PID', 'HOST_HOME', 'LC_CTYPE'})); tell('keeper', reads('/proc/1/environ'))",
     "descriptors of the parent": """
 own = {int(n): os.readlink(f'/proc/self/fd/{n}') for n in os.listdir('/proc/self/fd') if os.path.islink(f'/proc/self/fd/{n}')}
 tell(str(own), any(n > 2 and not l.startswith('/proc/') for n, l in own.items())); tell('keeper', works(os.listdir, '/proc/1/fd') and bool(os.listdir('/proc/1/fd')))""",

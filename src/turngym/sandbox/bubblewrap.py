@@ -15,7 +15,7 @@ what the machine is (`/proc/cpuinfo`, `uname`), what is installed under `/usr`, 
 and process limits across processes are sampled twenty times a second; where control groups are not writable there
 is no second line behind that, and code that hides shared memory from the sampling can hold more than its limit.
 
-Needs Linux 5.11 (overlay mounts in user namespaces), x86_64 or aarch64, and `bwrap` 0.6 or newer.
+Needs Linux 5.11 (overlay mounts in user namespaces), x86_64 or aarch64, and `bwrap` (0.8 was tested).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from turngym.sandbox.inside.worlds import LAYERS
 from turngym.sandbox.interpreter import Interpreter
 from turngym.sandbox.lease import TTL_S, Lease, WardenClient, warden
 
-_START_WITHIN_S = 20.0
+_START_WITHIN_S = 60.0
 _ANSWER_WITHIN_S = 60.0
 _FAMILY = 8
 "how many times one sandbox's memory a whole family may hold (a backstop, where control groups are writable)"

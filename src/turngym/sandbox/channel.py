@@ -58,7 +58,11 @@ class Channel:
 
     def submit(self, header: wire.Header, body: bytes = b"", fds: Sequence[int] = ()) -> Future[Answer]:
         """Send a request; the future holds the answer, or `ChannelClosed`."""
-        number = next(self._numbers)
+        return self._submit(next(self._numbers), header, body, fds)
+
+    def _submit(
+        self, number: int, header: wire.Header, body: bytes, fds: Sequence[int] = ()
+    ) -> Future[Answer]:
         future: Future[Answer] = Future()
         future.set_running_or_notify_cancel()
         data = wire.pack({**header, "call": number}, body)
@@ -81,14 +85,21 @@ class Channel:
     async def request(self, header: wire.Header, body: bytes = b"") -> Answer:
         """`submit`, and wait for the answer without blocking the event loop.
 
+        A caller that is cancelled takes the request along: the other side gets `cancel` with its number.
+
         Raises:
             ChannelClosed: the other side is gone.
         """
+        number = next(self._numbers)
         if len(body) > _LARGE:
-            future = await asyncio.to_thread(self.submit, header, body)
+            future = await asyncio.to_thread(self._submit, number, header, body)
         else:
-            future = self.submit(header, body)
-        return await asyncio.shield(asyncio.wrap_future(future))
+            future = self._submit(number, header, body)
+        try:
+            return await asyncio.shield(asyncio.wrap_future(future))
+        except asyncio.CancelledError:
+            self.submit({"op": "cancel", "of": number})
+            raise
 
     def pump(self) -> None:
         """Read what is there and resolve futures; called by the reader thread."""

@@ -28,7 +28,7 @@ from turngym.errors import ConfigError, HarnessFault
 from turngym.sandbox.channel import Answer, Channel, ChannelClosed
 
 TTL_S: Final = 30.0
-_START_WITHIN_S = 20.0
+_START_WITHIN_S = 60.0
 _BEATS_PER_TTL = 4
 _HERE = Path(__file__).parent
 

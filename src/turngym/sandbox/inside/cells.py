@@ -28,6 +28,12 @@ class Cells:
             if now > session.deadline and session.overdue(now):
                 self.end(session, place, "wall")
 
+    def cancel(self, call: int) -> None:
+        """Treat the cell of that request, if it still runs, as if its time were over."""
+        for session in self.busy:
+            if session.call == call:
+                session.deadline = 0.0
+
     def look(self, processes: dict[int, list[int]]) -> None:
         """Measure, and end what uses too much.
 

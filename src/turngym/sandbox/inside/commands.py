@@ -24,6 +24,12 @@ class Commands:
             if now > job.deadline:
                 job.kill("wall")
 
+    def cancel(self, call: int) -> None:
+        """End the command of that request, if it still runs."""
+        for job in self.jobs:
+            if job.call == call:
+                job.kill(None)
+
     def look(self, processes: dict[int, list[int]]) -> None:
         """Measure, and end what uses too much.
 

@@ -21,9 +21,9 @@ from .box import AGENT_ID
 from .jobs import Capture, Usage
 from .worlds import PLACES, World
 
-PATIENCE_S = 5.0
+PATIENCE_S = 10.0
 MAX_REPLY = 64 << 20
-GRACE_S = 0.5
+GRACE_S = 2.0
 _PLAIN_FDS = {"0", "1", "2", "3"}
 
 

@@ -134,6 +134,11 @@ class Supervisor:
     def _do_cell(self, call: int, header: wire.Header, body: bytes) -> None:
         self._cells.run(call, self._places[header["world"]], header, body)
 
+    def _do_cancel(self, call: int, header: wire.Header, body: bytes) -> None:
+        self._commands.cancel(header["of"])
+        self._cells.cancel(header["of"])
+        self._core.answer(call, {})
+
     def _do_read(self, call: int, header: wire.Header, body: bytes) -> None:
         data = read_file(self._places[header["world"]].world, header["path"], header["limit"])
         self._core.answer(call, {}, data)
