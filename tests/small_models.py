@@ -201,16 +201,22 @@ def tiny_model(kind: str = "llama", *, seed: int = 0, vocabulary: int = 364, **c
     import torch
     import transformers
 
-    common = dict(vocab_size=vocabulary, initializer_range=0.2, bos_token_id=None, eos_token_id=None, pad_token_id=None)
-    decoder = common | dict(
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        max_position_embeddings=512,
-    )
+    common = {
+        "vocab_size": vocabulary,
+        "initializer_range": 0.2,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "pad_token_id": None,
+    }
+    decoder = common | {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "max_position_embeddings": 512,
+    }
     sliding = decoder | {"sliding_window": 8}
     makers: dict[str, tuple[str, dict[str, Any]]] = {
         "llama": ("Llama", decoder),
@@ -218,10 +224,13 @@ def tiny_model(kind: str = "llama", *, seed: int = 0, vocabulary: int = 364, **c
         "qwen3": ("Qwen3", decoder),
         "mistral": ("Mistral", sliding),
         "gemma2": ("Gemma2", sliding | {"query_pre_attn_scalar": 8}),
-        "gemma3": ("Gemma3Text", sliding | {"query_pre_attn_scalar": 8, "layer_types": ["sliding_attention", "full_attention"]}),
-        "gpt2": ("GPT2", common | dict(n_embd=32, n_layer=2, n_head=4, n_positions=512)),
-        "mamba": ("Mamba", common | dict(hidden_size=32, num_hidden_layers=2, state_size=4)),
-        "bloom": ("Bloom", common | dict(hidden_size=32, n_layer=2, n_head=4)),
+        "gemma3": (
+            "Gemma3Text",
+            sliding | {"query_pre_attn_scalar": 8, "layer_types": ["sliding_attention", "full_attention"]},
+        ),
+        "gpt2": ("GPT2", common | {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 512}),
+        "mamba": ("Mamba", common | {"hidden_size": 32, "num_hidden_layers": 2, "state_size": 4}),
+        "bloom": ("Bloom", common | {"hidden_size": 32, "n_layer": 2, "n_head": 4}),
     }
     name, options = makers[kind]
     config = getattr(transformers, f"{name}Config")(**(options | changes))

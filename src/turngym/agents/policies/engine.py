@@ -1,7 +1,7 @@
 """Continuous batching: every pending action advances by one token per step, whatever it is waiting behind.
 
-`Engine.step` takes new requests, admits waiting ones, runs one forward for all live rows, samples one token each and
-hands back the actions that ended. It is a plain object without threads or locks; `policies.local` drives it. How
+`Engine.step` admits waiting requests, runs one forward for all live rows, samples one token each and hands back the
+actions that ended. It starts no thread and takes no lock; `policies.local` drives it. How
 logits come about is a `Backend`: `CachedBackend` keeps keys and values of every conversation between turns,
 `PlainBackend` computes everything anew for models whose state can't be kept that way.
 """
@@ -9,7 +9,7 @@ logits come about is a `Backend`: `CachedBackend` keeps keys and values of every
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -149,34 +149,51 @@ class PlainBackend:
 
 
 class Engine:
-    """Rows in, samples out. Not thread-safe: one caller at a time."""
+    """Rows in, samples out.
+
+    `submit`, `cancel` and `invalidate` may be called at any time from any thread and take effect at the next step;
+    steps themselves are called one after the other.
+    """
 
     def __init__(self, backend: Backend, stats: Stats) -> None:
         self._backend = backend
         self._stats = stats
+        self._submitted: deque[Row] = deque()
+        self._cancelled: deque[Row] = deque()
+        self._stale = False
         self._waiting: deque[Row] = deque()
         self._live: list[Row] = []
-        self._stale = False
+
+    def submit(self, row: Row) -> None:
+        """Queue an action."""
+        self._submitted.append(row)
+
+    def cancel(self, row: Row) -> None:
+        """Nobody waits for this action any more: its slot is free at the next step."""
+        self._cancelled.append(row)
 
     def invalidate(self) -> None:
-        """The weights changed: before the next step caches are dropped, and live rows begin anew, so that every action
-        is sampled by one version from its own keys and values. May be called while a step runs."""
+        """The weights changed: caches are dropped and live rows begin anew, so that every action is sampled by one
+        version from its own keys and values."""
         self._stale = True
 
-    def step(
-        self, new: Iterable[Row], gone: Sequence[Row], version: int
-    ) -> list[tuple[Row, Sample | Exception]]:
+    @property
+    def idle(self) -> bool:
+        """True where a step would do nothing."""
+        return not (self._submitted or self._cancelled or self._waiting or self._live)
+
+    def step(self, version: int) -> list[tuple[Row, Sample | Exception]]:
         """Advance every live row by one token.
 
         Args:
-            new: rows to queue.
-            gone: rows that nobody waits for any more.
             version: of the weights, for the samples.
 
         Returns:
             The rows that ended, each with its sample, or with the error that its step died of.
         """
-        self._waiting.extend(new)
+        # Rows are submitted before they are cancelled, so this order finds each cancelled row in the queue.
+        gone = [self._cancelled.popleft() for _ in range(len(self._cancelled))]
+        self._waiting.extend(self._submitted.popleft() for _ in range(len(self._submitted)))
         if gone:
             self._drop(gone)
         if self._stale:
@@ -222,7 +239,7 @@ class Engine:
         waiting.extend(row for row in candidates if row not in admitted)
         self._stats.requests += len(admitted)
 
-    def _drop(self, gone: Sequence[Row]) -> None:
+    def _drop(self, gone: list[Row]) -> None:
         self._waiting = deque(row for row in self._waiting if row not in gone)
         self._remove([row for row in self._live if row in gone])
 

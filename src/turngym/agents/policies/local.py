@@ -71,8 +71,6 @@ class LocalPolicy:
         self._version = version
         self._max_slots, self._kv_memory_mib, self._asked_window = max_slots, kv_memory_mib, window
         self._futures: dict[Row, asyncio.Future[Sample]] = {}
-        self._new: list[Row] = []
-        self._gone: list[Row] = []
         self._driver: asyncio.Task[None] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"turngym {name}")
         self._engine: Engine | None = None
@@ -145,17 +143,17 @@ class LocalPolicy:
         row = Row(context_ids, params, self._stop_ids)
         self._check(row)
         loop = asyncio.get_running_loop()
-        self._enter(loop)
+        self._enter(loop, engine)
         future: asyncio.Future[Sample] = loop.create_future()
         self._futures[row] = future
-        self._new.append(row)
+        engine.submit(row)
         if self._driver is None:
             self._driver = loop.create_task(self._drive(engine))
         try:
             return await future
         finally:
             if self._futures.pop(row, None) is not None:  # cancelled: nobody waits for it any more
-                self._gone.append(row)
+                engine.cancel(row)
 
     async def close(self) -> None:
         """Release weights, caches and the thread. Safe to call twice."""
@@ -257,7 +255,7 @@ class LocalPolicy:
                 f"{self.name}: ids must be in [0, {self._vocabulary}): was another renderer used?"
             )
 
-    def _enter(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _enter(self, loop: asyncio.AbstractEventLoop, engine: Engine) -> None:
         """Each `asyncio.run` has an event loop of its own; leave nothing behind from the one before."""
         driver = self._driver
         if driver is None:
@@ -269,8 +267,8 @@ class LocalPolicy:
                 raise ConfigError(
                     f"{self.name} is used from two event loops at once: make one policy for each"
                 )
-            self._abandon()
             self._driver = None
+            self._abandon(engine)
 
     async def _drive(self, engine: Engine) -> None:
         """Step the engine while anybody waits for an action."""
@@ -279,11 +277,9 @@ class LocalPolicy:
             while True:
                 for _ in range(_PASSES):
                     await asyncio.sleep(0)
-                new, gone = self._new, self._gone
-                self._new, self._gone = [], []
-                if not (new or gone or self._futures):
+                if engine.idle:
                     return
-                ended = await loop.run_in_executor(self._thread, engine.step, new, gone, self._version)
+                ended = await loop.run_in_executor(self._thread, engine.step, self._version)
                 for row, outcome in ended:
                     self._resolve(row, outcome)
         except Exception as error:  # noqa: BLE001 - nobody awaits this task: its failure belongs to those who wait
@@ -291,7 +287,7 @@ class LocalPolicy:
                 self._resolve(row, error)
         finally:
             self._driver = None
-            self._abandon()
+            self._abandon(engine)
 
     def _resolve(self, row: Row, outcome: Sample | Exception) -> None:
         future = self._futures.pop(row, None)
@@ -304,10 +300,10 @@ class LocalPolicy:
         fault.__cause__ = outcome
         future.set_exception(fault)
 
-    def _abandon(self) -> None:
+    def _abandon(self, engine: Engine) -> None:
         """Let go of every request: the driver was cancelled, or its event loop is gone."""
         for row, future in self._futures.items():
-            self._gone.append(row)
+            engine.cancel(row)
             if not future.get_loop().is_closed():
                 future.cancel()
         self._futures.clear()
