@@ -1,8 +1,8 @@
 """Keep other people's packages to themselves.
 
-Packages for one player at a time draw from the global `random`, seed it, warn and print. Two of our episodes run
-side by side in one process, so each gets the global generators to itself for the length of one call and the process
-finds them as they were: invariant 6, interleaved episodes equal serial ones.
+Packages that were written for one player at a time draw from the global `random`, seed it, warn and print. Here many
+episodes run side by side in one process. So each gets the global generators to itself for the length of one call, and
+the process finds them as they were: interleaved episodes equal serial ones.
 """
 
 from __future__ import annotations

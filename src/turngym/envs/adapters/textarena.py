@@ -67,7 +67,7 @@ class TextArena(TurnEnv):
     Raises:
         MissingDependency: without the package.
         UnknownName: for a game that TextArena does not have.
-        ConfigError: for a game of several players.
+        ConfigError: at the reset, for a game of several players.
     """
 
     forking: ClassVar[Forking] = Forking.EXACT
@@ -103,7 +103,10 @@ class TextArena(TurnEnv):
         self._random, self._turn = GlobalRandom.seeded(seed), 0
         with isolated(self._random):
             self._game = self._make()
-            self._game.reset(num_players=1, seed=seed)
+            try:
+                self._game.reset(num_players=1, seed=seed)
+            except AssertionError as error:
+                raise ConfigError(f"{self.game} is no game for one player: {error}") from error
             text = self._heard()
         return Reply(text, messages=[Message("user", text)])
 

@@ -293,7 +293,7 @@ def _refusal(said: str) -> str | None:
     """Why a command is not given to the game; None where it is."""
     if not said or len(said) > _MAX_CHARS or not _PLAIN.fullmatch(said):
         return f"One command a turn, at most {_MAX_CHARS} plain letters, digits and spaces."
-    for part in said.split(" then "):
+    for part in re.split(r"\bthen\b", said):
         first = part.split()[0] if part.split() else ""
         if first in _INTERPRETER or first.startswith("tw-"):
             return f"{first!r} is no command of the game."
