@@ -53,7 +53,9 @@ def group_tree(model: LlamaForCausalLM, advantages: list[float], *, name: str = 
             ids = rng.integers(0, VOCABULARY, int(rng.integers(2, 6)))
             whole = np.concatenate([tree.context(node), ids])
             logprobs = true_logprobs(model, whole)[-ids.size :]
-            node = tree.add(node, Kind.ACTION, ids, origin=Origin.SAMPLED, logprobs=logprobs, version=0, reward=0.0)
+            node = tree.add(
+                node, Kind.ACTION, ids, origin=Origin.SAMPLED, logprobs=logprobs, version=0, reward=0.0
+            )
             tree[node].advantage = advantage
             if turn == 0:
                 node = tree.add(node, Kind.OBSERVATION, rng.integers(0, VOCABULARY, 3), origin=Origin.ENV)
@@ -83,7 +85,9 @@ def test_the_first_gradient_is_the_policy_gradient_of_sampled_tokens() -> None:
     total, tokens = torch.zeros(()), 0
     for leaf in tree.leaves:
         ids = torch.tensor(tree.context(leaf), dtype=torch.long)
-        logprobs = torch.log_softmax(model(input_ids=ids[None]).logits[0, :-1], -1).gather(1, ids[1:, None])[:, 0]
+        logprobs = torch.log_softmax(model(input_ids=ids[None]).logits[0, :-1], -1).gather(1, ids[1:, None])[
+            :, 0
+        ]
         at = 0
         for index in tree.path(leaf):
             node = tree[index]
@@ -102,7 +106,9 @@ def test_tokens_that_were_not_sampled_get_no_gradient(name: str) -> None:
     model = tiny_model()
     tree = Tree(task_id="t", rollout_id="t", renderer_hash=HASH)
     tree.add(-1, Kind.OBSERVATION, [1, 2, 30], origin=Origin.ENV, starts_context=True)
-    action = tree.add(0, Kind.ACTION, [4, 5, 29], origin=[0, 0, 3], logprobs=[-1.0, -1.0, np.nan], version=[0, 0, -1])
+    action = tree.add(
+        0, Kind.ACTION, [4, 5, 29], origin=[0, 0, 3], logprobs=[-1.0, -1.0, np.nan], version=[0, 0, -1]
+    )
     tree.add(action, Kind.OBSERVATION, [30, 31], origin=Origin.ENV)
     last = tree.add(2, Kind.ACTION, [6], origin=Origin.SAMPLED, logprobs=[-1.0], version=0)
     for node in (action, last):
@@ -218,7 +224,14 @@ def test_a_loss_that_is_not_finite_changes_nothing() -> None:
     before = [p.clone() for p in model.parameters()]
     with pytest.raises(HarnessFault):
         learner(model).update([tree])
-    assert all(torch.equal(a, b, ) or a.isnan().any() for a, b in zip(before, model.parameters(), strict=True))
+    assert all(
+        torch.equal(
+            a,
+            b,
+        )
+        or a.isnan().any()
+        for a, b in zip(before, model.parameters(), strict=True)
+    )
 
 
 def test_trees_of_another_renderer_are_refused() -> None:
@@ -235,7 +248,9 @@ def test_options_that_nothing_honours_are_refused() -> None:
     with pytest.raises(ConfigError, match="constant"):
         learner(tiny_model(), loss=LossConfig(aggregation="constant"))
     with pytest.raises(ConfigError, match="temperature"):
-        Learner(tiny_model(), loss=LossConfig(), optimiser=OptimiserConfig(), renderer_hash=HASH, temperature=0)
+        Learner(
+            tiny_model(), loss=LossConfig(), optimiser=OptimiserConfig(), renderer_hash=HASH, temperature=0
+        )
 
 
 def test_state_continues_the_optimiser_exactly() -> None:

@@ -54,7 +54,11 @@ def weights(folder: Path, update: int) -> bytes:
 
 
 def comparable(metrics: dict[str, float]) -> dict[str, float]:
-    return {k: v for k, v in metrics.items() if not k.startswith("time/") and "seconds" not in k and k != "progress/train_s"}
+    return {
+        k: v
+        for k, v in metrics.items()
+        if not k.startswith("time/") and "seconds" not in k and k != "progress/train_s"
+    }
 
 
 def test_a_resumed_run_is_the_uninterrupted_run(tmp_path: Path) -> None:
@@ -154,10 +158,17 @@ def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, __name__, sys.modules[__name__])
 
 
-def test_a_crash_inside_an_environment_voids_that_path_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_crash_inside_an_environment_voids_that_path_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _importable(monkeypatch)
     recorder = Recorder()
-    settings = ["tasks.env=turngym/TestFragile-v0", "run.updates=2", "rollout.trees=4", "rollout.max_fault_share=0.9"]
+    settings = [
+        "tasks.env=turngym/TestFragile-v0",
+        "run.updates=2",
+        "rollout.trees=4",
+        "rollout.max_fault_share=0.9",
+    ]
     train(small(*settings), folder=tmp_path, listeners=[recorder])
     metrics = recorder.metrics()
     assert metrics[1]["faults/paths"] + metrics[2]["faults/paths"] > 0
@@ -216,7 +227,18 @@ def _start(folder: Path, *flags: str) -> subprocess.Popen[bytes]:
     sets = [part for s in [*SMALL, "run.updates=40", "run.checkpoint_every=1"] for part in ("--set", s)]
     recipe = folder.parent / "recipe.toml"
     recipe.write_text("")
-    command = [sys.executable, "-m", "turngym.cli", "train", str(recipe), "--out", str(folder), "--quiet", *sets, *flags]
+    command = [
+        sys.executable,
+        "-m",
+        "turngym.cli",
+        "train",
+        str(recipe),
+        "--out",
+        str(folder),
+        "--quiet",
+        *sets,
+        *flags,
+    ]
     return subprocess.Popen(command, stderr=subprocess.PIPE, env=os.environ | {"OMP_NUM_THREADS": "1"})
 
 

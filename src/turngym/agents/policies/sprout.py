@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from turngym.agents.branching import make_plan
@@ -55,17 +56,18 @@ class Course:
     epsilon: float
     "share of random actions: they lead into states from which the expert has to recover"
     imitate_errors: bool = False
-    "learn the random actions, too: keeps an easy game from being solved before reinforcement learning starts"
+    "in the last epoch, learn the random actions as well: the model knows what to do and does it half-heartedly"
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
 COURSES = (
-    Course(env="turngym/Corridor-v0", count=1500, epsilon=0.4, imitate_errors=True),
-    Course(env="turngym/Corridor-v0", count=400, epsilon=0.4, imitate_errors=True, options={"rooms": 4, "one_way": 1}),
-    Course(env="turngym/Corridor-v0", count=500, epsilon=0.4, imitate_errors=True, options={"rooms": 8, "one_way": 3}),
-    Course(env="turngym/GuessNumber-v0", count=1200, epsilon=0.3),
-    Course(env="turngym/Mastermind-v0", count=1200, epsilon=0.2),
-    Course(env="turngym/Ledger-v0", count=1500, epsilon=0.02, options={"entries": 4, "accounts": 2, "page": 1}),
+    Course(env="turngym/Corridor-v0", count=2200, epsilon=0.55, imitate_errors=True),
+    Course(env="turngym/Corridor-v0", count=300, epsilon=0.55, imitate_errors=True, options={"rooms": 4, "one_way": 1}),
+    Course(env="turngym/Corridor-v0", count=500, epsilon=0.55, imitate_errors=True, options={"rooms": 8, "one_way": 3}),
+    Course(env="turngym/GuessNumber-v0", count=1000, epsilon=0.3),
+    Course(env="turngym/Mastermind-v0", count=1000, epsilon=0.2),
+    Course(env="turngym/Ledger-v0", count=1000, epsilon=0.02, options={"entries": 4, "accounts": 2, "page": 1}),
+    Course(env="turngym/Ledger-v0", count=1000, epsilon=0.02, options={"entries": 2, "accounts": 2, "page": 1}),
 )
 
 
@@ -80,7 +82,7 @@ class Recipe:
     layers: int = 4
     heads: int = 4
     feed_forward: int = 352
-    epochs: int = 3
+    epochs: int = 4
     batch: int = 16
     "episodes in one step"
     lr: float = 2e-3
@@ -160,8 +162,16 @@ def train_tokenizer(texts: Iterator[str], vocabulary: int) -> PreTrainedTokenize
     )
 
 
-Row = tuple[Tensor, Tensor]
-"""`(T,)` ids of an episode and `(T,)` labels: the id where it is imitated, −100 elsewhere."""
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One episode of T tokens; a label is the id where it is imitated and −100 elsewhere."""
+
+    ids: Tensor
+    "`(T,)`"
+    labels: Tensor
+    "`(T,)` of every epoch but the last"
+    last_labels: Tensor
+    "`(T,)` of the last epoch"
 
 
 def train_model(rows: Sequence[Row], tokenizer: PreTrainedTokenizerFast, recipe: Recipe) -> LlamaForCausalLM:
@@ -187,8 +197,11 @@ def train_model(rows: Sequence[Row], tokenizer: PreTrainedTokenizerFast, recipe:
     steps = recipe.epochs * (len(rows) // recipe.batch)
     optimiser = torch.optim.AdamW(model.parameters(), lr=recipe.lr, betas=(0.9, 0.95), weight_decay=0.1)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: _cosine(step, recipe.warmup, steps))
-    for step, batch in enumerate(_batches(rows, recipe)):
-        ids, labels = _pad([rows[i] for i in batch], tokenizer.pad_token_id)
+    for step, (batch, last) in enumerate(_batches(rows, recipe)):
+        # Causal attention never looks right, so padded rows need no mask.
+        ids = pad_sequence([r.ids for r in batch], batch_first=True, padding_value=tokenizer.pad_token_id)
+        chosen = [r.last_labels if last else r.labels for r in batch]
+        labels = pad_sequence(chosen, batch_first=True, padding_value=-100)
         hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state[:, :-1]
         said = labels[:, 1:] >= 0  # a sixth of all tokens: the output layer need not look at the others
         loss = torch.nn.functional.cross_entropy(model.lm_head(hidden[said]), labels[:, 1:][said])
@@ -208,29 +221,27 @@ def _row(tree: Tree, course: Course) -> Row:
     (leaf,) = tree.leaves
     path = [tree[i] for i in tree.path(leaf)]
     expert = np.float32(math.log1p(-course.epsilon))
-    imitated = [node.is_action and (course.imitate_errors or node.logprobs[0] == expert) for node in path]
+    clean = [node.is_action and node.logprobs[0] == expert for node in path]
     ids = np.concatenate([node.ids for node in path]).astype(np.int64)
-    mask = np.repeat(imitated, [node.ids.size for node in path])
-    return torch.from_numpy(ids), torch.from_numpy(np.where(mask, ids, -100))
+
+    def labels(imitated: Sequence[bool]) -> Tensor:
+        mask = np.repeat(imitated, [node.ids.size for node in path])
+        return torch.from_numpy(np.where(mask, ids, -100))
+
+    everything = [node.is_action for node in path]
+    return Row(torch.from_numpy(ids), labels(clean), labels(everything if course.imitate_errors else clean))
 
 
-def _batches(rows: Sequence[Row], recipe: Recipe) -> Iterator[list[int]]:
-    """Every row once an epoch, rows of like length together, so that little is padded."""
+def _batches(rows: Sequence[Row], recipe: Recipe) -> Iterator[tuple[list[Row], bool]]:
+    """Every row once an epoch, rows of like length together, so that little is padded; and whether it is the last."""
     for epoch in range(recipe.epochs):
         rng = generator(recipe.seed, "epoch", epoch)
         jitter = rng.uniform(0, 40, len(rows))
-        by_length = np.argsort([len(ids) + j for (ids, _), j in zip(rows, jitter, strict=True)])
+        by_length = np.argsort([len(row.ids) + j for row, j in zip(rows, jitter, strict=True)])
         full = len(rows) // recipe.batch
         groups = by_length[: full * recipe.batch].reshape(full, recipe.batch)
         for group in rng.permutation(full):
-            yield groups[group].tolist()
-
-
-def _pad(rows: Sequence[Row], pad: int) -> Row:
-    """Right-padded `(B, T)` ids and labels. Causal attention never looks right, so no padding mask is needed."""
-    ids = torch.nn.utils.rnn.pad_sequence([i for i, _ in rows], batch_first=True, padding_value=pad)
-    labels = torch.nn.utils.rnn.pad_sequence([t for _, t in rows], batch_first=True, padding_value=-100)
-    return ids, labels
+            yield [rows[i] for i in groups[group]], epoch == recipe.epochs - 1
 
 
 def _cosine(step: int, warmup: int, steps: int) -> float:
