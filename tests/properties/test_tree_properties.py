@@ -74,14 +74,35 @@ def trees(draw: st.DrawFn, max_nodes: int = 12) -> Tree:
     return tree
 
 
+def shaped(nodes: list[tuple[int, Kind, bool, int]]) -> Tree:
+    tree = Tree(task_id="t", rollout_id="r")
+    for index, (parent, kind, starts, count) in enumerate(nodes):
+        ids, mixed = [10 * index + i for i in range(count)], [Origin.SAMPLED, Origin.TEMPLATE] * 3
+        origin: Any = Origin.ENV if kind is Kind.OBSERVATION else mixed[:count]
+        scores = None if kind is Kind.OBSERVATION else [-0.5, float("nan")] * 3
+        tree.add(
+            parent % index if index else -1, kind, ids,
+            origin=origin, logprobs=scores and scores[:count], version=1, starts_context=starts,
+        )  # fmt: skip
+    return tree
+
+
+# Trees by their shape alone, drawn in few pieces: ten times as fast as `trees`.
+SHAPES = st.lists(
+    st.tuples(st.integers(0, 30), st.sampled_from(Kind), st.booleans(), st.integers(0, 4)),
+    min_size=1,
+    max_size=25,
+).map(shaped)
+
+
 def add(tree: Tree, parent: int, fields: dict[str, Any]) -> int:
     rest = {name: value for name, value in fields.items() if name not in ("kind", "ids")}
     return tree.add(parent, fields["kind"], fields["ids"], **rest)
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "jsonl"])
-@given(saved=st.lists(trees(max_nodes=8), max_size=3))
-@settings(max_examples=60)
+@given(saved=st.lists(trees(max_nodes=6), max_size=2))
+@settings(max_examples=50)
 def test_files_give_back_the_same_bits(suffix: str, saved: list[Tree]) -> None:
     if suffix == "parquet":
         require("pyarrow", "turngym[data]")
@@ -97,8 +118,7 @@ def test_files_give_back_the_same_bits(suffix: str, saved: list[Tree]) -> None:
         assert [n.log for n in one] == [n.log for n in other]
 
 
-@given(trees())
-@settings(max_examples=60)
+@given(SHAPES)
 def test_a_context_is_the_path_since_its_last_start(tree: Tree) -> None:
     for node in range(len(tree)):
         path = tree.path(node)
@@ -107,8 +127,7 @@ def test_a_context_is_the_path_since_its_last_start(tree: Tree) -> None:
         assert tree.context(node).tolist() == [token for i in visible for token in tree[i].ids.tolist()]
 
 
-@given(trees())
-@settings(max_examples=60)
+@given(SHAPES)
 def test_segments_partition_the_path_at_context_starts(tree: Tree) -> None:
     for leaf in tree.leaves:
         segments = tree.segments(leaf)
@@ -120,8 +139,7 @@ def test_segments_partition_the_path_at_context_starts(tree: Tree) -> None:
         assert tree.context(leaf).tolist() == last
 
 
-@given(trees())
-@settings(max_examples=60)
+@given(SHAPES)
 def test_paths_walk_up_to_the_root(tree: Tree) -> None:
     for node in range(len(tree)):
         path = tree.path(node)
@@ -146,8 +164,7 @@ def test_children_and_leaves_agree_at_every_size(data: st.DataObject) -> None:
     assert [late.children(node) for node in range(len(late))] == expected
 
 
-@given(trees())
-@settings(max_examples=60)
+@given(SHAPES)
 def test_budgets_count_every_node_once(tree: Tree) -> None:
     assert tree.tokens == sum(len(node.ids) for node in tree)
     assert tree.sampled_tokens == sum(int(node.loss_mask.sum()) for node in tree)
@@ -156,7 +173,7 @@ def test_budgets_count_every_node_once(tree: Tree) -> None:
 
 
 @given(trees())
-@settings(max_examples=60)
+@settings(max_examples=30)
 def test_what_was_sampled_is_what_has_a_log_prob_and_a_version(tree: Tree) -> None:
     for node in tree:
         assert (np.isfinite(node.logprobs) == node.loss_mask).all()
@@ -190,7 +207,7 @@ BREAKERS = {
 
 
 @pytest.mark.parametrize("breaker", BREAKERS)
-@given(tree=trees(max_nodes=5), node=fields())
+@given(tree=SHAPES, node=fields())
 @settings(max_examples=25)
 def test_a_node_that_breaks_a_rule_is_refused_without_trace(
     breaker: str, tree: Tree, node: dict[str, Any]
