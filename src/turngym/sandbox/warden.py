@@ -55,8 +55,11 @@ class Lease:
         self.kill_at = _NEVER
 
     def kill(self) -> None:
-        """End the sandbox: bwrap takes its supervisor along, and that everything else."""
-        os.kill(self.pid, signal.SIGKILL)
+        """End the sandbox: bwrap takes its supervisor along, and that everything else.
+
+        The group, because bwrap's child is tied to it only after a while, and would wait for it for ever until then.
+        """
+        os.killpg(self.pid, signal.SIGKILL)
 
 
 class Warden:
@@ -181,6 +184,7 @@ class Warden:
         pid = os.fork()
         if pid == 0:
             try:
+                os.setpgid(0, 0)
                 for group in groups:
                     (group / "cgroup.procs").write_text("0")
                 os.dup2(stdin, 0)
@@ -198,6 +202,8 @@ class Warden:
                 os.write(2, f"can't start bwrap: {error}\n".encode())
             finally:
                 os._exit(126)
+        with contextlib.suppress(PermissionError):  # it has done so itself and is bwrap already
+            os.setpgid(pid, pid)
         os.close(stdin)
         os.close(stderr)
         return Lease(pid, request["ttl_s"], groups)
@@ -264,9 +270,20 @@ def _sweep(old: Path) -> None:
         return  # its warden lives
     finally:
         os.close(lock)
+    _kill_strays(old)
     for parent in _group_parents():
         _remove_groups(list(parent.glob(f"turngym-{old.name}-*")))
     _remove_home(old)
+
+
+def _kill_strays(home: Path) -> None:
+    """End what a warden left that was killed while it started a sandbox: a bwrap that had no time to notice."""
+    mark = os.fsencode(home / "inside") + b"\0"
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            with contextlib.suppress(OSError):  # it has ended, or is another user's
+                if mark in (folder / "cmdline").read_bytes():
+                    os.kill(int(folder.name), signal.SIGKILL)
 
 
 def _remove_home(home: Path) -> None:
