@@ -22,7 +22,8 @@ from turngym.trainers.losses.policy_gradient import ratio_statistics
 from turngym.trainers.options import checked
 
 TAIL_FLOOR = 1e-6
-"""Least probability that a teacher's cached tokens leave to all others; a cache in float16 can sum to more than 1."""
+"""Least probability of all tokens that a cache leaves out, in teacher and student: a cache in float16 can sum to more
+than 1, and a student that rules the others out would else be infinitely far away."""
 
 
 @checked
@@ -136,6 +137,7 @@ def _lump(student: Tensor, teacher: TeacherTopK) -> tuple[Tensor, Tensor]:
     picked = student.gather(1, teacher.ids)
     if teacher.ids.shape[1] == student.shape[1]:
         return picked, torch.log_softmax(target, dim=-1)
-    others = student.scatter(1, teacher.ids, -torch.inf).logsumexp(dim=-1, keepdim=True)
+    # summed as probabilities: log-sum-exp has no gradient where all others are impossible
+    others = student.exp().scatter(1, teacher.ids, 0.0).sum(dim=-1, keepdim=True).clamp(min=TAIL_FLOOR).log()
     left = (1 - target.exp().sum(dim=-1, keepdim=True)).clamp(min=TAIL_FLOOR).log()
     return torch.cat([picked, others], 1), torch.log_softmax(torch.cat([target, left], 1), dim=-1)
