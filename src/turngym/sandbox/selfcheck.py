@@ -121,7 +121,7 @@ async def _attack(backend: Backend, attack: Attack) -> str:
         secret.write_text("host secret")
         secret.chmod(0o666)
         Path(folder).chmod(0o777)
-        values = {"SECRET": str(secret), "HOST_PID": str(os.getpid()), "HOST_HOME": str(Path.home())}
+        values = {"SECRET": str(secret), "HOST_PID": str(os.getpid()), "HOST_HOME": os.path.expanduser("~")}
         async with await backend.create(LIMITS) as box:
             words = await _run(box, attack, values)
             assert "ESCAPED" not in words, f"it got what it wanted: {words.strip()[-300:]}"
