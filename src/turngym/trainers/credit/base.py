@@ -12,7 +12,7 @@ another order have the same return to the last bit, and a group of equal returns
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -38,8 +38,8 @@ _EPSILON = 1e-6
 class Credit:
     """What a rule says about one tree."""
 
-    advantages: dict[int, float]
-    "advantage of each trained action and summary, by node index; 0 is scored without a signal, absent is not trained"
+    advantages: dict[int, float | Array]
+    "advantage of each trained action and summary, by node index: a number, or `(T,)` one a token with 0 where not sampled; 0 is scored without a signal, absent is not trained"
     lower_clip_extra: dict[int, float] = field(default_factory=dict)
     "what the loss adds to the lower clip width on these nodes (ELPO); absent means 0"
     rollouts: int
@@ -50,10 +50,15 @@ class Credit:
     "paths that ended in a fault or were aborted: in no statistic"
     zero_variance: bool
     "two or more paths entered the statistics, and all their returns are equal to the last bit"
+    metrics: dict[str, float] = field(default_factory=dict)
+    "numbers of the rule's own about this tree, by key (`credit/…`); `apply` averages them over the trees"
 
 
 CreditRule = Callable[[Tree], Credit]
-"""A pure function of a tree, with its options bound (`registry.get_rule`)."""
+"""A pure function of a tree, with its options bound."""
+
+BatchRule = Callable[[Sequence[Tree]], list[Credit]]
+"""A pure function of all trees of an update, one `Credit` a tree: what `registry.get_rule` gives for every name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +70,8 @@ class Paths:
     "name of the rule that asks, for messages"
     parent: list[int]
     "`(N,)` parent of each node, −1 at the root"
+    reward: Array
+    "`(N,)` reward of each node, 0 where there is none"
     leaves: list[int]
     "`(G,)` the last node of each path"
     returns: Array
@@ -73,6 +80,8 @@ class Paths:
     "`(G,)` cut by a budget, and to be masked"
     trained: npt.NDArray[np.bool_]
     "`(N,)` actions and summaries on a path that is not masked"
+    is_action: npt.NDArray[np.bool_]
+    "`(N,)` actions and summaries"
     void: int
     "paths that do not count"
 
@@ -114,6 +123,73 @@ class Paths:
                 below[self.parent[node]].append(float(value[node]))
         return value
 
+    def branch_scores(self, score: Callable[[int, list[int]], Array]) -> Array:
+        """`(N,)` what `score(node, its children)` says at each branching; a chain inherits, and starts with 0.
+
+        So the span from one branching to the next has one score, into however many turns it is cut.
+        """
+        out = np.zeros(len(self.parent))
+        for node, below in enumerate(self.children()):  # parents come before their children
+            out[below] = score(node, below) if len(below) > 1 else out[node]
+        return out
+
+    def returns_to_go(self, gamma: float) -> Array:
+        """`(N,)` Q: reward of a node + γ · what comes after it, the mean over `heard`; NaN where no path counts."""
+        out, heard = np.full(len(self.parent), np.nan), self.heard()
+        out[self.leaves] = self.reward[self.leaves]
+        for node in range(len(heard) - 1, -1, -1):
+            if heard[node]:
+                discount = gamma if self.is_action[node] else 1.0
+                out[node] = self.reward[node] + discount * mean(out[heard[node]])
+        return out
+
+    def heard(self) -> list[list[int]]:
+        """`(N,)` lists: `children`, without those of masked paths alone where a path that is not masked runs as well."""
+        unmasked = np.isfinite(self.leaf_means(self.returns, masked=False))
+        return [
+            [child for child in below if unmasked[child] or not unmasked[node]]
+            for node, below in enumerate(self.children())
+        ]
+
+    def main(self) -> npt.NDArray[np.bool_]:
+        """`(N,)` True on the paths that were played from the start: at a fork below the root, the oldest child."""
+        main = np.zeros(len(self.parent), np.bool_)
+        if not self.leaves:
+            return main
+        children = self.children()
+        main[0], top = True, self.top(children)
+        for node, below in enumerate(children):  # parents come before their children
+            if main[node]:
+                main[below if node == top else below[:1]] = True
+        return main
+
+    def turns(self) -> npt.NDArray[np.int64]:
+        """`(N,)` actions on the way from the root down to each node, the node itself included."""
+        out = self.is_action.astype(np.int64)
+        for node in range(1, len(self.parent)):
+            out[node] += out[self.parent[node]]
+        return out
+
+    def metric(self, key: str, nodes: Sequence[int], what: str) -> Array:
+        """`(len(nodes),)` the number that each of `nodes` carries as `metrics[key]`.
+
+        Args:
+            key: name of the number.
+            nodes: node indices.
+            what: what the number is and who writes it, for the message.
+
+        Raises:
+            CreditError: where a node has no such number, or it is not finite.
+        """
+        values = [self.tree[node].metrics.get(key, math.nan) for node in nodes]
+        for node, value in zip(nodes, values, strict=True):
+            if not math.isfinite(value):
+                found = "has none" if key not in self.tree[node].metrics else f"is {value}"
+                raise CreditError(
+                    f"{self.rule}: {self.tree.rollout_id}: metrics[{key!r}] of node {node} {found}: write {what} there first"
+                )
+        return np.array(values, np.float64)
+
     def children(self) -> list[list[int]]:
         """`(N,)` lists: the children of each node that lie on a path that counts, oldest first."""
         counted = np.isfinite(self.leaf_means(self.returns, masked=True))
@@ -130,15 +206,25 @@ class Paths:
             node = children[node][0]
         return node
 
-    def credit(self, advantages: Array, lower_clip_extra: dict[int, float] | None = None) -> Credit:
-        """Keep the trained nodes of `advantages` `(N,)`.
+    def credit(
+        self,
+        advantages: Array | Mapping[int, Array],
+        lower_clip_extra: dict[int, float] | None = None,
+        metrics: dict[str, float] | None = None,
+    ) -> Credit:
+        """Keep the trained nodes of `advantages`: `(N,)`, or an array `(T,)` for each trained node.
 
         Raises:
             CreditError: where one of them is not finite.
         """
-        kept = {int(node): float(advantages[node]) for node in np.flatnonzero(self.trained)}
+        nodes = np.flatnonzero(self.trained).tolist()
+        kept: dict[int, float | Array] = (
+            {node: advantages[node] for node in nodes}
+            if isinstance(advantages, Mapping)
+            else {node: float(advantages[node]) for node in nodes}
+        )
         for node, advantage in kept.items():
-            if not math.isfinite(advantage):
+            if not np.isfinite(advantage).all():
                 raise CreditError(
                     f"{self.rule}: {self.tree.rollout_id}: advantage of node {node} is {advantage}; "
                     f"returns lie in [{self.returns.min()}, {self.returns.max()}]: scale the rewards"
@@ -150,6 +236,7 @@ class Paths:
             masked=int(self.masked.sum()),
             void=self.void,
             zero_variance=len(self.leaves) > 1 and all_equal(self.returns),
+            metrics=metrics or {},
         )
 
 
@@ -187,10 +274,12 @@ def read_paths(tree: Tree, rule: str, truncated: Truncated) -> Paths:
         tree=tree,
         rule=rule,
         parent=parent.tolist(),
+        reward=np.nan_to_num(reward, nan=0.0),
         leaves=leaves,
         returns=np.array(returns, np.float64),
         masked=np.array(masked, np.bool_),
         trained=trained & (kind != Kind.OBSERVATION),
+        is_action=kind != Kind.OBSERVATION,
         void=void,
     )
 

@@ -7,8 +7,6 @@ push further down on the critical turn and all that followed it.
 
 from __future__ import annotations
 
-import numpy as np
-
 from turngym.errors import CreditError
 from turngym.trainers.credit.base import Array, Credit, Paths, Std, Truncated, read_paths, standardise
 from turngym.trainers.options import NotNegative, Share, checked
@@ -66,10 +64,7 @@ def elpo(
 def _branch_advantages(paths: Paths, std: Std) -> Array:
     """`(N,)` A_b of every node."""
     value = paths.branch_values()
-    out = np.zeros(len(paths.parent))
-    for node, below in enumerate(paths.children()):
-        out[below] = standardise(value[below], std) if len(below) > 1 else out[node]
-    return out
+    return paths.branch_scores(lambda _, below: standardise(value[below], std))
 
 
 def _critical_nodes(paths: Paths) -> set[int]:
