@@ -1,0 +1,92 @@
+"""Credit by time: discounted returns-to-go, and advantage estimation (GAE) over turns.
+
+The one idea: an action is responsible for what comes after it, and for nothing before. A value of the state where it
+was taken, given by a critic as `metrics["value"]` of that observation, is the baseline; λ trades the critic's error
+against the noise of the rewards.
+
+Where a tree forks, what comes after a node is the mean over its children.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+
+from turngym.trainers.credit.base import Credit, Paths, Truncated, mean, read_paths
+from turngym.trainers.options import Share, checked
+from turngym.tree import Tree
+
+VALUE = "value"
+"""Key of `node.metrics` at an observation: a critic's guess of the return from there on."""
+
+Cut = Literal["mask", "fail", "bootstrap"]
+"""`Truncated`, or go on from the critic's value of the observation at which the path was cut."""
+
+
+@checked
+def returns_to_go(tree: Tree, *, gamma: Share = 1.0, truncated: Truncated = "mask") -> Credit:
+    """REINFORCE: A(n) = Q(n) = r(n) + γ · (mean of Q over the actions that follow), without a baseline.
+
+    Unbiased (times the number of root children) for γ = 1 and a tree that branches at its root only, if nothing is
+    masked. Biased with γ < 1, which forgets late rewards, and below a fork, where actions count once a branch.
+
+    Source: Williams (1992); Sutton & Barto, "Reinforcement Learning", 13.3.
+
+    Args:
+        tree: paths of one task; one is enough.
+        gamma: discount a turn.
+        truncated: what to do with paths that a budget of ours cut.
+
+    Raises:
+        CreditError: for a path without a stop or a reward.
+    """
+    paths = read_paths(tree, "returns_to_go", truncated)
+    return paths.credit(paths.returns_to_go(gamma))
+
+
+@checked
+def turn_gae(tree: Tree, *, gamma: Share = 0.99, lam: Share = 0.9, truncated: Cut = "mask") -> Credit:
+    """Generalised advantage estimation with a turn as the action.
+
+        δ(n) = r(n) + γ · V(next) − V(state of n),      A(n) = δ(n) + γ · λ · A(next)
+
+    V is `metrics["value"]` of the observation at which an action was taken; V(next) is 0 after the last action.
+    With γ = λ = 1, A is the return-to-go minus V.
+
+    Unbiased for γ = λ = 1 and a tree that branches at its root only, if nothing is masked and V was fitted on other
+    rollouts. Biased otherwise by the error of V, the less the larger λ.
+
+    Source: Schulman et al. (arXiv:1506.02438), over turns as in turn-level PPO. Agents: γ .99, λ .9; an outcome at
+    the end alone: 1 and 1.
+
+    Args:
+        tree: paths of one task with the critic's values; one path is enough.
+        gamma: discount a turn.
+        lam: λ.
+        truncated: what to do with paths that a budget of ours cut; "bootstrap" trains them, and takes V of the
+            observation where they were cut as what would have come.
+
+    Raises:
+        CreditError: for a path without a stop or a reward, or a state without a finite value.
+    """
+    paths = read_paths(tree, "turn_gae", "mask" if truncated == "mask" else "fail")
+    cut = _values_at_cuts(paths) if truncated == "bootstrap" else {}
+    advantage, following, value_after = np.zeros(len(tree)), np.zeros(len(tree)), np.zeros(len(tree))
+    value_after[list(cut)] = list(cut.values())
+    for node, heard in reversed(list(enumerate(paths.heard()))):
+        if heard:
+            following[node], value_after[node] = mean(following[heard]), mean(value_after[heard])
+        if paths.trained[node]:
+            value = paths.metric(VALUE, [paths.parent[node]], "the critic's value of the state")[0]
+            delta = paths.reward[node] + gamma * value_after[node] - value
+            advantage[node] = following[node] = delta + gamma * lam * following[node]
+            value_after[node] = value
+    return paths.credit(advantage)
+
+
+def _values_at_cuts(paths: Paths) -> dict[int, float]:
+    """V at the leaf of each path that was cut."""
+    cut = [leaf for leaf in paths.leaves if (stop := paths.tree[leaf].stop) is not None and stop.is_budget]
+    what = "the critic's value of the state where the path was cut"
+    return dict(zip(cut, paths.metric(VALUE, cut, what).tolist(), strict=True))
