@@ -400,6 +400,17 @@ def test_a_state_that_is_not_put_back_is_caught() -> None:
     assert caught.value.turn == 1
 
 
+def test_a_state_that_can_not_be_put_back_is_a_fault() -> None:
+    class Breaks(Counter):
+        def set_state(self, state: list[int]) -> None:
+            raise OSError("the machine is gone")
+
+    env = Breaks()
+    env.reset(seed=0)
+    with pytest.raises(EnvFault, match=r"Breaks\.restore failed: OSError: the machine is gone"):
+        env.restore(env.snapshot())
+
+
 def test_an_exact_environment_must_say_what_its_state_is() -> None:
     class Stateless(Says):
         forking: ClassVar[Forking] = Forking.EXACT

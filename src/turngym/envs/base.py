@@ -227,6 +227,7 @@ class TurnEnv(gymnasium.Env[str, str]):
 
         Raises:
             ConfigError: for a snapshot of another class, or of one made with other arguments.
+            EnvFault: where the state can't be put back.
             ForkDiverged: where the state differs; `turn` names the first turn whose reply differs. The episode is
                 void then: `reset` or another `restore` starts a new one.
         """
@@ -308,7 +309,10 @@ class TurnEnv(gymnasium.Env[str, str]):
     def _put_back(self, snapshot: Snapshot) -> None:
         self.np_random.bit_generator.state = snapshot.rng_state
         self._episode = snapshot.episode.copy()
-        self.set_state(self.copy_state(snapshot.state))
+        try:
+            self.set_state(self.copy_state(snapshot.state))
+        except Exception as error:
+            raise self._fault("restore", error) from error
 
     def _replaying(self, recorded: Episode) -> Generator[str | None, None, None]:
         """Yield what repeats `recorded` (None for the reset, then each action), and compare every reply."""
