@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -291,6 +292,17 @@ def test_the_optimal_baseline_has_the_least_variance():
 
     best = float(optimal_baseline(log_weights, gradients.norm(dim=1), returns))
     assert all(second_moment(best) <= second_moment(best + step) for step in (-0.1, -0.01, 0.01, 0.1))
+
+
+def test_the_loss_of_vcpo_is_reinforce_with_a_truncated_sequence_weight():
+    # products 3 · .5 = 1.5 and 4 · 4 = 16, cut to 8; at π_θ = π_old the gradient is −A · weight
+    tokens = batch([3.0, 4.0, 0.5, 4.0], [0, 1, 0, 1], advantages=torch.tensor([1.0, -1.0, 1.0, -1.0]))
+    logprobs = tokens.proximal_logprobs.clone().requires_grad_()
+    rule = get_correction("sequence_tis", loss="ppo", cap=8.0)
+    weighted, _ = corrected(replace(tokens, logprobs=logprobs), rule)
+    value, _ = ppo(weighted, clip_low=1.0, clip_high=1e9, dual_clip=None)
+    (gradient,) = torch.autograd.grad(value, logprobs)
+    assert gradient.tolist() == pytest.approx([-1.5, 8.0, -1.5, 8.0])
 
 
 def test_sequence_log_weights_are_sums():
