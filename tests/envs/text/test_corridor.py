@@ -30,15 +30,16 @@ OPEN = format_call(ToolCall("open", {}))
 
 def test_a_won_game_reads_as_worked_out_by_hand() -> None:
     env = corridor(room=0, one_way=frozenset({2}))
+    key, door = "Goal: red key in room 1.", "Goal: door in room 3."
     expected = [
-        (go("west"), "There is a wall. Room 0. West: wall. East: open. Keys: none. Hands: empty."),
-        (go("east"), "Room 1. West: open. East: open. Keys: red. Hands: empty."),
-        (OPEN, "There is no door here. Room 1. West: open. East: open. Keys: red. Hands: empty."),
-        (take("red"), "Taken. Room 1. West: open. East: open. Keys: none. Hands: red."),
-        (go("east"), "Room 2. West: open. East: one-way. Keys: blue. Hands: red."),
-        (take("blue"), "Your hands are full. Room 2. West: open. East: one-way. Keys: blue. Hands: red."),
-        (go("east"), "Room 3. West: one-way. East: door. Keys: none. Hands: red."),
-        (go("west"), "The passage is one-way. Room 3. West: one-way. East: door. Keys: none. Hands: red."),
+        (go("west"), f"There is a wall. Room 0. West: wall. East: open. Keys: none. Hands: empty. {key}"),
+        (go("east"), f"Room 1. West: open. East: open. Keys: red. Hands: empty. {key}"),
+        (OPEN, f"There is no door here. Room 1. West: open. East: open. Keys: red. Hands: empty. {key}"),
+        (take("red"), f"Taken. Room 1. West: open. East: open. Keys: none. Hands: red. {door}"),
+        (go("east"), f"Room 2. West: open. East: one-way. Keys: blue. Hands: red. {door}"),
+        (take("blue"), f"Your hands are full. Room 2. West: open. East: one-way. Keys: blue. Hands: red. {door}"),
+        (go("east"), f"Room 3. West: one-way. East: door. Keys: none. Hands: red. {door}"),
+        (go("west"), f"The passage is one-way. Room 3. West: one-way. East: door. Keys: none. Hands: red. {door}"),
     ]
     for action, text in expected:
         observation, reward, terminated, truncated, info = env.step(action)
@@ -64,7 +65,9 @@ def test_a_one_way_passage_past_the_key_dooms() -> None:
 def test_a_wrong_key_dooms_and_does_not_open_the_door() -> None:
     env = corridor(room=2)
     assert env.step(take("gold"))[0].startswith("No such key here.")
-    assert env.step(take("blue"))[4]["doomed"] is True
+    observation, _, _, _, info = env.step(take("blue"))
+    assert info["doomed"] is True
+    assert observation.endswith("Hands: blue. Goal: red key in room 1.")  # the game does not say that it is lost
     env.step(go("east"))
     assert env.step(OPEN)[0].startswith("It is locked.")
 

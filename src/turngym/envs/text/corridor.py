@@ -112,12 +112,7 @@ class Corridor(TextGame[CorridorState]):
 
     def opening(self, state: CorridorState) -> str:
         """The task and the first room."""
-        layout = state.layout
-        key = layout.keys[0][1]
-        return (
-            f"Door: {layout.door}, in room {layout.rooms - 1}. The {layout.door} key is in room {key}. "
-            f"You have {layout.turns} turns.\n{self._view(state)}"
-        )
+        return f"The door is {state.layout.door}. You have {state.layout.turns} turns.\n{self._view(state)}"
 
     def call(self, state: CorridorState, call: ToolCall) -> Feedback:
         """Move, take or open."""
@@ -187,7 +182,11 @@ class Corridor(TextGame[CorridorState]):
         west = "wall" if room == 0 else "one-way" if room - 1 in layout.one_way else "open"
         east = "door" if room == layout.rooms - 1 else "one-way" if room in layout.one_way else "open"
         keys = ", ".join(self._keys_here(state)) or "none"
-        return f"Room {room}. West: {west}. East: {east}. Keys: {keys}. Hands: {state.holding or 'empty'}."
+        door, (colour, place) = layout.rooms - 1, layout.keys[0]
+        goal = f"door in room {door}" if state.holding == colour else f"{colour} key in room {place}"
+        return (
+            f"Room {room}. West: {west}. East: {east}. Keys: {keys}. Hands: {state.holding or 'empty'}. Goal: {goal}."
+        )
 
     def _turns_needed(self, state: CorridorState) -> int | None:
         """Turns of the shortest solution from `state`; None where there is none."""
