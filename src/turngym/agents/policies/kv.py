@@ -147,14 +147,15 @@ class AttentionKind:
         return masks if len(masks) > 1 else next(iter(masks.values()))
 
 
-def attention_kind(model: Any, window: int | None) -> AttentionKind | None:
-    """What kind of attention `model` has, or None where a slot cache can't hold its state.
-
-    Follows transformers' own judgement, the layers of the `DynamicCache` that it would use for this model.
+def attention_kind(model: Any, window: int | None) -> AttentionKind:
+    """What kind of attention `model` has, by the layers of the `DynamicCache` that transformers would use for it.
 
     Args:
         model: a causal language model of transformers, with or without an adapter.
         window: longest context that will be asked for; sliding windows that are not shorter don't matter.
+
+    Raises:
+        TypeError: where a layer keeps another state than keys and values.
     """
     config = model.config.get_text_config(decoder=True)
     names = getattr(config, "layer_types", None) or []
@@ -163,20 +164,16 @@ def attention_kind(model: Any, window: int | None) -> AttentionKind | None:
         name = names[index] if index < len(names) else type(layer).__name__
         if type(layer) is DynamicLayer:
             windows[name] = None
-        elif type(layer) is DynamicSlidingWindowLayer and config_is_sliding(name):
-            windows[name] = int(layer.sliding_window)
+        elif (
+            type(layer) is DynamicSlidingWindowLayer and "chunk" not in name
+        ):  # chunked attention masks otherwise
+            reached = window is None or layer.sliding_window < window
+            windows[name] = int(layer.sliding_window) if reached else None
         else:
-            return None
-    if window is not None:
-        windows = {n: None if w is not None and w >= window else w for n, w in windows.items()}
+            raise TypeError(f"layer {index} ({name}) keeps another state than keys and values")
     if len(set(windows.values())) == 1:
         windows = dict(list(windows.items())[:1])
-    return AttentionKind(windows) if windows else None
-
-
-def config_is_sliding(name: str) -> bool:
-    """Chunked attention uses the same cache layer as sliding windows, but another mask."""
-    return "chunk" not in name
+    return AttentionKind(windows)
 
 
 class Forward:

@@ -41,6 +41,10 @@ def load_model(source: str, *, dtype: str | None, device: str | None, adapter: s
             f"can't load the model {source!r}: {error}\nA model is `sprout`, a folder with config.json, weights and tokenizer, a "
             ".gguf file, or a name on the Hugging Face hub (which needs network, or the model in its local cache)"
         ) from error
+    if "gguf_file" in arguments:
+        # The weights are float now, but transformers still takes the model for a quantised one and won't save it.
+        model.hf_quantizer, model.is_quantized = None, False
+        del model.config.quantization_config
     if adapter is not None:
         model = _with_adapter(model, adapter)
     return model.to(place).eval(), tokenizer

@@ -19,9 +19,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from turngym.agents.chat import Renderer
 from turngym.agents.policies.cached import CachedBackend, longest, probe
 from turngym.agents.policies.engine import Backend, Engine, PlainBackend, Row, Stats
-from turngym.agents.policies.kv import Forward, attention_kind
+from turngym.agents.policies.kv import AttentionKind, Forward, attention_kind
 from turngym.agents.policies.loading import load_model
 from turngym.agents.policy import Sample, SampleParams, Turn
 from turngym.agents.template import TemplateRenderer
@@ -30,8 +31,10 @@ from turngym.types import IntArray
 
 log = logging.getLogger(__name__)
 
-# An episode in this process needs one pass of the event loop to take its turn and ask again; two more let it await.
-_PASSES = 3
+# Passes of the event loop between an action that ended and the next step. An episode takes its turn and asks again
+# within one; a path that ended hands its place on over semaphores and gathers, which takes about ten. If a step began
+# before they are done, which rows share it would depend on timing, and log-probs in their last bit with it.
+_PASSES = 32
 
 
 class LocalPolicy:
@@ -39,7 +42,7 @@ class LocalPolicy:
 
     Args:
         model: a causal language model. Training and sampling share it; sampling leaves its mode as it was.
-        renderer: a `TemplateRenderer`, or a tokenizer to make one for.
+        renderer: a tokenizer, for which a `TemplateRenderer` is made, or any renderer of the model's ids.
         name: as a person would ask for the policy.
         max_slots: conversations whose keys and values are kept; as many requests are computed at once, more wait.
         kv_memory_mib: bound on the memory for keys and values.
@@ -75,13 +78,10 @@ class LocalPolicy:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"turngym {name}")
         self._engine: Engine | None = None
         self.model = model
-        self.renderer: TemplateRenderer = (
-            TemplateRenderer(renderer, stop_ids=_stop_ids(model))
-            if not hasattr(renderer, "open")
-            else renderer
-        )
+        made = not hasattr(renderer, "open")
+        self.renderer: Renderer = TemplateRenderer(renderer, stop_ids=_stop_ids(model)) if made else renderer
         self._stop_ids = frozenset(self.renderer.stop_ids)
-        if len(self.tokenizer) > self._vocabulary:
+        if self.tokenizer is not None and len(self.tokenizer) > self._vocabulary:
             raise ConfigError(
                 f"{name}: the tokenizer has {len(self.tokenizer)} tokens and the model embeds {self._vocabulary}: they "
                 "don't belong together (or call model.resize_token_embeddings after adding tokens)"
@@ -189,8 +189,8 @@ class LocalPolicy:
 
     @property
     def tokenizer(self) -> Any:
-        """The tokenizer that belongs to the model."""
-        return self.renderer.tokenizer
+        """The tokenizer behind the renderer; None where it has none."""
+        return getattr(self.renderer, "tokenizer", None)
 
     def weights_changed(self, version: int | None = None) -> None:
         """The weights were updated in place: drop every key and value that old weights computed.
@@ -208,15 +208,13 @@ class LocalPolicy:
 
     def _backend(self, forward: Forward) -> Backend:
         """Keep keys and values where the model allows, else say so and compute everything anew."""
-        kind = attention_kind(self._model, self.window)
-        reason = "layers with another state than keys and values"
-        if kind is not None:
-            try:
-                token_bytes = probe(forward, kind, self._vocabulary)
-            except Exception as error:  # noqa: BLE001 - whatever a model raises at a foreign cache, it can't use one
-                reason = f"{type(error).__name__}: {error}"
-            else:
-                return self._cached(forward, kind, token_bytes)
+        try:
+            kind = attention_kind(self._model, self.window)
+            token_bytes = probe(forward, kind, self._vocabulary)
+        except Exception as error:  # noqa: BLE001 - whatever a model raises at a foreign cache, it can't use one
+            reason = f"{type(error).__name__}: {error}"
+        else:
+            return self._cached(forward, kind, token_bytes)
         log.warning(
             "%s: %s can't use turngym's cache (%s); every token re-encodes its whole context, which is correct and slow",
             self.name,
@@ -225,7 +223,7 @@ class LocalPolicy:
         )
         return PlainBackend(forward, self._max_slots)
 
-    def _cached(self, forward: Forward, kind: Any, token_bytes: int) -> Backend:
+    def _cached(self, forward: Forward, kind: AttentionKind, token_bytes: int) -> Backend:
         max_tokens = self._kv_memory_mib * 2**20 // token_bytes
         fits = longest(max_tokens)
         if self._asked_window is not None and fits < self._asked_window:
@@ -273,15 +271,17 @@ class LocalPolicy:
     async def _drive(self, engine: Engine) -> None:
         """Step the engine while anybody waits for an action."""
         loop = asyncio.get_running_loop()
+        passes = _PASSES
         try:
             while True:
-                for _ in range(_PASSES):
+                for _ in range(passes):
                     await asyncio.sleep(0)
                 if engine.idle:
                     return
                 ended = await loop.run_in_executor(self._thread, engine.step, self._version)
                 for row, outcome in ended:
                     self._resolve(row, outcome)
+                passes = _PASSES if ended else 1
         except Exception as error:  # noqa: BLE001 - nobody awaits this task: its failure belongs to those who wait
             for row in list(self._futures):
                 self._resolve(row, error)
