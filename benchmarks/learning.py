@@ -29,9 +29,14 @@ import numpy as np
 from _report import report
 from turngym.trainers.statistics import t_quantile
 
-ENV_STEPS = 24_000
+ENV_STEPS = 12_000
 RUNS: dict[str, list[str]] = {
-    "grpo": ["rollout.plan=group", "rollout.plan_options={size=8}", "credit.rule=grpo"],
+    "grpo": [
+        "rollout.plan=group",
+        "rollout.plan_options={size=8}",
+        "credit.rule=grpo",
+        "credit.options={}",
+    ],
     "tree": [
         "rollout.plan=coin",
         "rollout.plan_options={roots=5, probability=0.12}",
@@ -42,18 +47,17 @@ RUNS: dict[str, list[str]] = {
         "rollout.plan=bisect",
         "rollout.plan_options={roots=5, targets=1, suffixes_min=1, suffixes_max=3}",
         "credit.rule=elpo",
+        "credit.options={}",
     ],
 }
 COMMON = [
     "run.updates=1000",
     f"run.env_steps={ENV_STEPS}",
-    "run.evaluate_every=4",
+    "run.evaluate_every=3",
     "run.checkpoint_every=1000",
     "run.keep_trees_every=0",
     "tasks.held_out=200",
     "rollout.trees=8",
-    "loss.entropy=0.0",
-    "optimiser.warmup=2",
 ]
 
 

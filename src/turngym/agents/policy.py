@@ -71,10 +71,13 @@ class Policy(Protocol):
 
     name: str
     "as a person would ask for it (`local:sprout`)"
-    renderer: Renderer
-    "turns messages into this policy's ids; the same object serves sampling and training"
     window: int | None
     "tokens that fit one context with its action; None is unlimited"
+
+    @property
+    def renderer(self) -> Renderer:
+        """Turns messages into this policy's ids; the same object serves sampling and training."""
+        ...
 
     @property
     def version(self) -> int:

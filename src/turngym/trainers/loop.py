@@ -170,15 +170,17 @@ class Trainer:
     async def _cycle(self) -> dict[str, float]:
         """One batch: grow, credit, update. Returns its metrics."""
         started = time.monotonic()
+        # Prefixes that an evaluation left in the caches would change last bits, and a resumed run has none of them.
+        self.policy.weights_changed(version=self.update)
         trees = await self._grow_batch()
         grown = time.monotonic()
         metrics = rollout_metrics(trees) | apply(self.rule, trees)
         self.events.on(TreesGrown(self.update + 1, "train", trees))
         self.events.on(PhaseStarted("update"))
         metrics |= self.learner.update(trees)
-        self.policy.weights_changed()
         self.ledger.commit()
         self.update += 1
+        self.policy.weights_changed(version=self.update)
         spent = sum(int(tree.meta["env_steps"]) for tree in trees)
         sampled = sum(tree.sampled_tokens for tree in trees)
         self.env_steps += spent

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 import numpy as np
 
@@ -124,8 +124,9 @@ class Replay(ScriptedPolicy):
 
 
 def _expert(env: TurnEnv) -> Expert:
-    if not isinstance(env, Expert):
+    # isinstance(env, Expert) would say the same ten times slower.
+    if not (hasattr(env, "optimal_action") and hasattr(env, "random_action")):
         raise ConfigError(
             f"{type(env).__name__} has no optimal_action() and random_action(): scripts can't play it"
         )
-    return env
+    return cast(Expert, env)

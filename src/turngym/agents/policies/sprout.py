@@ -61,13 +61,29 @@ class Course:
 
 
 COURSES = (
-    Course(env="turngym/Corridor-v0", count=2200, epsilon=0.55, imitate_errors=True),
-    Course(env="turngym/Corridor-v0", count=300, epsilon=0.55, imitate_errors=True, options={"rooms": 4, "one_way": 1}),
-    Course(env="turngym/Corridor-v0", count=500, epsilon=0.55, imitate_errors=True, options={"rooms": 8, "one_way": 3}),
-    Course(env="turngym/GuessNumber-v0", count=1000, epsilon=0.3),
+    Course(env="turngym/Corridor-v0", count=2200, epsilon=0.5, imitate_errors=True),
+    Course(
+        env="turngym/Corridor-v0",
+        count=300,
+        epsilon=0.5,
+        imitate_errors=True,
+        options={"rooms": 4, "one_way": 1},
+    ),
+    Course(
+        env="turngym/Corridor-v0",
+        count=500,
+        epsilon=0.5,
+        imitate_errors=True,
+        options={"rooms": 8, "one_way": 3},
+    ),
+    Course(env="turngym/GuessNumber-v0", count=1000, epsilon=0.3, imitate_errors=True),
     Course(env="turngym/Mastermind-v0", count=1000, epsilon=0.2),
-    Course(env="turngym/Ledger-v0", count=1000, epsilon=0.02, options={"entries": 4, "accounts": 2, "page": 1}),
-    Course(env="turngym/Ledger-v0", count=1000, epsilon=0.02, options={"entries": 2, "accounts": 2, "page": 1}),
+    Course(
+        env="turngym/Ledger-v0", count=1000, epsilon=0.02, options={"entries": 4, "accounts": 2, "page": 1}
+    ),
+    Course(
+        env="turngym/Ledger-v0", count=1000, epsilon=0.02, options={"entries": 2, "accounts": 2, "page": 1}
+    ),
 )
 
 
@@ -82,7 +98,7 @@ class Recipe:
     layers: int = 4
     heads: int = 4
     feed_forward: int = 352
-    epochs: int = 4
+    epochs: int = 3
     batch: int = 16
     "episodes in one step"
     lr: float = 2e-3
@@ -95,7 +111,9 @@ def make_sprout(folder: Path, recipe: Recipe | None = None) -> None:
     """Make tokenizer and weights, and write a folder that `AutoModelForCausalLM` and `AutoTokenizer` load."""
     recipe = recipe or Recipe()
     started = time.monotonic()
-    tokenizer = train_tokenizer(_texts(demonstrations(ByteRenderer(), recipe.seed, share=0.2)), recipe.vocabulary)
+    tokenizer = train_tokenizer(
+        _texts(demonstrations(ByteRenderer(), recipe.seed, share=0.2)), recipe.vocabulary
+    )
     logger.info("tokenizer of %d tokens after %.0f s", len(tokenizer), time.monotonic() - started)
     demos = demonstrations(TemplateRenderer(tokenizer), recipe.seed)
     logger.info("%d demonstrations after %.0f s", len(demos), time.monotonic() - started)
