@@ -66,7 +66,17 @@ def run_one(rule: str, seed: int, folder: Path) -> list[tuple[float, float]]:
     if not (folder / "summary.json").is_file():
         settings = [*RUNS[rule], *COMMON, f"run.seed={seed}"]
         flags = [part for setting in settings for part in ("--set", setting)]
-        command = [sys.executable, "-m", "turngym.cli", "train", "demo", "--out", str(folder), "--quiet", *flags]
+        command = [
+            sys.executable,
+            "-m",
+            "turngym.cli",
+            "train",
+            "demo",
+            "--out",
+            str(folder),
+            "--quiet",
+            *flags,
+        ]
         subprocess.run(command, check=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
     lines = (folder / "metrics.jsonl").read_text().splitlines()
     metrics: list[dict[str, Any]] = [json.loads(line) for line in lines]
@@ -104,7 +114,9 @@ def plot(curves: dict[str, np.ndarray], grid: np.ndarray, level: float, path: Pa
         axes.plot(grid, mean, color=colour, lw=2, label=rule)
         axes.fill_between(grid, mean - half, mean + half, color=colour, alpha=0.15, lw=0)
     axes.axhline(level, color="#8da0b3", lw=1, ls=":")
-    axes.set(xlabel="env steps of training, forks included", ylabel="success on 200 held-out tasks", ylim=(0, 1))
+    axes.set(
+        xlabel="env steps of training, forks included", ylabel="success on 200 held-out tasks", ylim=(0, 1)
+    )
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, loc="lower right")
@@ -125,7 +137,8 @@ def main() -> None:
         done = list(pool.map(lambda job: run_one(*job, arguments.out / f"{job[0]}-{job[1]}"), jobs))
     grid = np.linspace(0, ENV_STEPS, 49)
     curves = {
-        rule: np.stack([on_grid(c, grid) for (r, _), c in zip(jobs, done, strict=True) if r == rule]) for rule in RUNS
+        rule: np.stack([on_grid(c, grid) for (r, _), c in zip(jobs, done, strict=True) if r == rule])
+        for rule in RUNS
     }
     final = {rule: float(values[:, -1].mean()) for rule, values in curves.items()}
     reach = {rule: first_reach(values.mean(0), grid, final["grpo"]) for rule, values in curves.items()}
@@ -146,7 +159,12 @@ def main() -> None:
         figures["steps_ratio_best"] = min(figures.values())
     figures |= {f"final_success_{rule}": success for rule, success in final.items()}
     plot(curves, grid, final["grpo"], arguments.plot)
-    report(f"Corridor with traps, {ENV_STEPS:,} env steps, {arguments.seeds} seeds", rows, figures, arguments.json)
+    report(
+        f"Corridor with traps, {ENV_STEPS:,} env steps, {arguments.seeds} seeds",
+        rows,
+        figures,
+        arguments.json,
+    )
 
 
 if __name__ == "__main__":

@@ -17,9 +17,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from _report import parse_json_flag, report
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, StoppingCriteria, StoppingCriteriaList
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
 
+from _report import parse_json_flag, report
 from turngym.agents.policies.loading import SPROUT
 from turngym.agents.policies.local import LocalPolicy
 from turngym.agents.policy import SampleParams
@@ -39,7 +45,7 @@ SIGHTS = (
     "There is no such tool. You can go, take, open or look; you wrote {n}.",
 )
 
-Act = Callable[[list[np.ndarray], int], list[np.ndarray]]
+Records = list[list[np.ndarray]]
 
 
 class Script:
@@ -69,7 +75,7 @@ class Script:
         return self.renderer.reply(self.replies[episode][turn], ended=ended).ids
 
 
-async def ours(policy: LocalPolicy, script: Script, temperature: float = 0.0) -> list[list[np.ndarray]]:
+async def ours(policy: LocalPolicy, script: Script, temperature: float = 0.0) -> Records:
     """All episodes at their own pace. Returns per episode: context, action, log-probs, context, …"""
 
     async def episode(index: int) -> list[np.ndarray]:
@@ -95,10 +101,10 @@ class RowLimits(StoppingCriteria):  # type: ignore[misc]
         return input_ids.shape[1] >= self.ends
 
 
-def theirs(policy: LocalPolicy, script: Script) -> list[list[np.ndarray]]:
+def theirs(policy: LocalPolicy, script: Script) -> Records:
     """All episodes in lock-step, a `generate` per turn."""
     contexts = list(script.openings)
-    records: list[list[np.ndarray]] = [[] for _ in contexts]
+    records: Records = [[] for _ in contexts]
     for turn in range(TURNS):
         width = max(c.size for c in contexts)
         ids = torch.zeros((EPISODES, width), dtype=torch.long)
@@ -128,24 +134,33 @@ def theirs(policy: LocalPolicy, script: Script) -> list[list[np.ndarray]]:
 def measure(policy: LocalPolicy, prompt_tokens: int) -> dict[str, float]:
     """Both sides in turn, several times; the best time of each counts."""
     script = Script(policy, prompt_tokens)
-    seconds: dict[str, list[float]] = {"ours": [], "generate": []}
+    seconds: dict[str, list[tuple[float, float]]] = {"ours": [], "generate": []}
     for _ in range(REPEATS):
         policy.weights_changed()  # begin without caches, as after an update
-        started = time.perf_counter()
-        mine = asyncio.run(ours(policy, script))
-        seconds["ours"].append(time.perf_counter() - started)
-        started = time.perf_counter()
-        baseline = theirs(policy, script)
-        seconds["generate"].append(time.perf_counter() - started)
-    actions = [(a, b) for m, t in zip(mine, baseline, strict=True) for a, b in zip(m[1::3], t[1::2], strict=True)]
-    tokens = sum(a.size for a, _ in actions)
+        mine, spent = timed(lambda: asyncio.run(ours(policy, script)))
+        seconds["ours"].append(spent)
+        baseline, spent = timed(lambda: theirs(policy, script))
+        seconds["generate"].append(spent)
+    wall, cpu = ({side: min(s[clock] for s in spans) for side, spans in seconds.items()} for clock in (0, 1))
+    actions = [
+        (a, b) for m, t in zip(mine, baseline, strict=True) for a, b in zip(m[1::3], t[1::2], strict=True)
+    ]
+    tokens, baseline_tokens = sum(a.size for a, _ in actions), sum(b.size for _, b in actions)
     return {
         "history": float(np.mean([record[-3].size for record in mine])),
         "tokens": float(tokens),
-        "tokens_per_second": tokens / min(seconds["ours"]),
-        "generate_tokens_per_second": sum(b.size for _, b in actions) / min(seconds["generate"]),
+        "tokens_per_second": tokens / wall["ours"],
+        "generate_tokens_per_second": baseline_tokens / wall["generate"],
+        "cpu_ratio": tokens / cpu["ours"] * cpu["generate"] / baseline_tokens,
         "identical": float(np.mean([np.array_equal(a, b) for a, b in actions])),
     }
+
+
+def timed(run: Callable[[], Records]) -> tuple[Records, tuple[float, float]]:
+    """What `run` gives, and the seconds on the wall and of all cores that it took."""
+    wall, cpu = time.perf_counter(), time.process_time()
+    out = run()
+    return out, (time.perf_counter() - wall, time.process_time() - cpu)
 
 
 def logprob_gap(policy: LocalPolicy) -> float:
@@ -177,7 +192,9 @@ def make_policy() -> LocalPolicy:
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     bpe.train_from_iterator(
         [TOOLS, *SIGHTS] * 9,
-        trainers.BpeTrainer(vocab_size=512, special_tokens=special, initial_alphabet=alphabet, show_progress=False),
+        trainers.BpeTrainer(
+            vocab_size=512, special_tokens=special, initial_alphabet=alphabet, show_progress=False
+        ),
     )
     template = (
         "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
@@ -216,6 +233,7 @@ def main() -> None:
             "generate tokens/s": m["generate_tokens_per_second"],
             "ratio": m["tokens_per_second"] / m["generate_tokens_per_second"],
             "target": target,
+            "ratio of CPU seconds": m["cpu_ratio"],
             "identical actions": m["identical"],
         }
         for prompts, m, target in (("150 tokens", short, "≥ 2"), ("1,000 tokens", long, "≥ 3"))

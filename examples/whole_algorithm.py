@@ -114,7 +114,9 @@ def grow_tree(env: Corridor, seed: int, actor: Actor, rng: np.random.Generator) 
 # ---------------------------------------------------------------------- credit
 
 
-def credit(siblings: list[Action], weight: float, baseline: float | None = None) -> list[tuple[Action, float]]:
+def credit(
+    siblings: list[Action], weight: float, baseline: float | None = None
+) -> list[tuple[Action, float]]:
     """(action, weighted advantage) for everything below a fork.
 
     Siblings are baselines for each other; an only child inherits the baseline of the fork above, less the reward that

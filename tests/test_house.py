@@ -36,7 +36,12 @@ def imported(path: Path, *, top_level_only: bool = False) -> set[str]:
     """Absolute names of the modules that a file imports; type-checking blocks don't count."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     names: set[str] = set()
-    skip = {id(n) for b in ast.walk(tree) if isinstance(b, ast.If) and "TYPE_CHECKING" in ast.dump(b.test) for n in ast.walk(b)}
+    skip = {
+        id(n)
+        for b in ast.walk(tree)
+        if isinstance(b, ast.If) and "TYPE_CHECKING" in ast.dump(b.test)
+        for n in ast.walk(b)
+    }
     for node in tree.body if top_level_only else ast.walk(tree):
         if id(node) in skip:
             continue
@@ -48,10 +53,12 @@ def imported(path: Path, *, top_level_only: bool = False) -> set[str]:
 
 
 def layer(module: str) -> int:
-    return LAYER.get(module.split(".")[0], 0)
+    return LAYER.get(module.split(".", maxsplit=1)[0], 0)
 
 
-@pytest.mark.parametrize(("module", "path"), [m for m in modules() if m[0]], ids=lambda v: v if isinstance(v, str) else "")
+@pytest.mark.parametrize(
+    ("module", "path"), [m for m in modules() if m[0]], ids=lambda v: v if isinstance(v, str) else ""
+)
 def test_a_module_imports_its_own_layer_and_those_below(module: str, path: Path) -> None:
     for name in imported(path):
         if name.startswith("turngym."):
@@ -59,7 +66,9 @@ def test_a_module_imports_its_own_layer_and_those_below(module: str, path: Path)
             assert layer(other) <= layer(module), f"{module} imports {other}, which lies above it"
 
 
-@pytest.mark.parametrize(("module", "path"), [m for m in modules() if m[0]], ids=lambda v: v if isinstance(v, str) else "")
+@pytest.mark.parametrize(
+    ("module", "path"), [m for m in modules() if m[0]], ids=lambda v: v if isinstance(v, str) else ""
+)
 def test_only_trainers_and_model_policies_import_torch(module: str, path: Path) -> None:
     if any(module == home or module.startswith(f"{home}.") for home in TORCH_ALLOWED):
         return
@@ -83,7 +92,9 @@ def test_import_is_quick_and_needs_no_torch() -> None:
         "u = resource.getrusage(resource.RUSAGE_SELF);"
         "print(json.dumps([u.ru_utime + u.ru_stime, 'torch' in sys.modules, 'transformers' in sys.modules]))"
     )
-    bare = "import json, resource; u = resource.getrusage(resource.RUSAGE_SELF); print(u.ru_utime + u.ru_stime)"
+    bare = (
+        "import json, resource; u = resource.getrusage(resource.RUSAGE_SELF); print(u.ru_utime + u.ru_stime)"
+    )
     # CPU seconds, since a loaded machine stretches the wall clock; BLAS would start a thread per core.
     environment = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
@@ -125,7 +136,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_wheel_holds_every_file_that_git_holds(wheel: Path) -> None:
-    listed = subprocess.run(["git", "ls-files", "src/turngym"], cwd=ROOT, capture_output=True, text=True, check=True)
+    listed = subprocess.run(
+        ["git", "ls-files", "src/turngym"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     in_git = {line.removeprefix("src/") for line in listed.stdout.splitlines()}
     with zipfile.ZipFile(wheel) as archive:
         in_wheel = {name for name in archive.namelist() if name.startswith("turngym/")}

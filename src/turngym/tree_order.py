@@ -35,6 +35,8 @@ def reorder(tree: Tree, order: Sequence[int]) -> npt.NDArray[np.int64]:
     count = len(tree)
     if old.shape != (count,) or not np.array_equal(np.sort(old), np.arange(count)):
         raise TreeError(f"{tree.rollout_id}: the order must name each of {count} nodes once")
+    if np.array_equal(old, np.arange(count)):
+        return old
     new = np.empty(count, np.int64)
     new[old] = np.arange(count)
     above = tree._parent[:count][old]

@@ -245,6 +245,8 @@ def test_trees_of_another_renderer_are_refused() -> None:
 def test_options_that_nothing_honours_are_refused() -> None:
     with pytest.raises(UnknownName, match="clip_high"):
         learner(tiny_model(), loss=LossConfig(options={"clip_hig": 0.3}))
+    with pytest.raises(ConfigError, match="sequence_ids"):
+        learner(tiny_model(), loss=LossConfig(name="gspo"))
     with pytest.raises(ConfigError, match="constant"):
         learner(tiny_model(), loss=LossConfig(aggregation="constant"))
     with pytest.raises(ConfigError, match="temperature"):

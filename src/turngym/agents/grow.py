@@ -147,7 +147,13 @@ class _Grower:
         ) from fault
 
     async def play_all(self, forks: list[Fork]) -> list[int]:
-        """Play every fork, as far as the budget goes. Returns the leaves that count, in the order of the forks."""
+        """Play every fork, as far as the budget goes. Returns the leaves that count, in the order of the forks.
+
+        Raises:
+            ConfigError: for a fork where no path can start.
+        """
+        for fork in forks:
+            self._check_fork(fork)
         points = [fork.node for fork in forks for _ in range(fork.count)][: self.purse.leaves_left]
         first_member, first_node = self.members, len(self.tree)
         self.members += len(points)
@@ -158,6 +164,14 @@ class _Grower:
         new = reorder(self.tree, order)
         last = [int(new[leaves[-1]]) for leaves in paths]
         return [leaf for leaf in last if not self.tree.void(leaf)]
+
+    def _check_fork(self, fork: Fork) -> None:
+        node = self.tree[fork.node]
+        if node.index and (node.snapshot is None or node.stop is not None):
+            raise ConfigError(
+                f"{self.tree.rollout_id}: the plan forks at {node}, where no path can start: fork at decision points "
+                "(observations that a path went on from), and declare no plan root_only that forks below the root"
+            )
 
     async def _path(self, node: int, member: int) -> list[int]:
         """One path, played again after a fault. Returns the leaf of every attempt; only the last one may count."""

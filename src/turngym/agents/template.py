@@ -108,7 +108,9 @@ class TemplateRenderer:
         special = dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True))
         added = tokenizer.added_tokens_decoder
         # Some vocabularies (Gemma's) add runs of newlines; those are text.
-        self._added: dict[int, str] = special | {int(i): str(t) for i, t in added.items() if not str(t).isspace()}
+        self._added: dict[int, str] = special | {
+            int(i): str(t) for i, t in added.items() if not str(t).isspace()
+        }
         self._structural = np.zeros(max(self._added, default=0) + 1, np.bool_)
         self._structural[list(self._added)] = True
         control = {*special.values(), *(str(t) for t in added.values() if t.special)}

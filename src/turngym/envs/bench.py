@@ -16,7 +16,7 @@ from turngym.seeding import generator
 from turngym.types import Message
 
 
-class Violation(Exception):  # noqa: N818 - caught at once by the checker, never handed out
+class Violation(Exception):
     """The contract is broken; the message says what was seen."""
 
 

@@ -40,7 +40,7 @@ class SandboxLost(EnvFault):
     """The sandbox is gone, for a reason that its commands could not cause."""
 
 
-class ForkLost(TurngymError, RuntimeError):  # noqa: N818 - named like its siblings in `errors`
+class ForkLost(TurngymError, RuntimeError):
     """State that a fork can't carry: open sockets, threads, subprocesses. `lost` names each."""
 
     def __init__(self, message: str, *, lost: Sequence[str] = ()) -> None:

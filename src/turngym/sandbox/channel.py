@@ -27,7 +27,7 @@ Answer = tuple[wire.Header, bytes]
 _LARGE = 1 << 16
 
 
-class ChannelClosed(ConnectionError):  # noqa: N818 - a state, told by an exception
+class ChannelClosed(ConnectionError):
     """The other side is gone."""
 
 

@@ -23,7 +23,15 @@ from torch import Tensor
 from turngym.errors import ConfigError, HarnessFault
 from turngym.seeding import generator
 from turngym.trainers.config import LossConfig, OptimiserConfig, PolicyConfig
-from turngym.trainers.losses import Aggregation, TokenBatch, entropy_of, get_loss, get_penalty, merge
+from turngym.trainers.losses import (
+    Aggregation,
+    TokenBatch,
+    check_inputs,
+    entropy_of,
+    get_loss,
+    get_penalty,
+    merge,
+)
 from turngym.trainers.rows import Row, rows_of, signal_only, trained_paths
 from turngym.tree import Tree
 
@@ -47,6 +55,10 @@ def with_adapter(model: Any, config: PolicyConfig, *, seed: int) -> Any:
                 task_type="CAUSAL_LM",
             ),
         )
+
+
+_FIELDS = ("behaviour_logprobs", "advantages", "lower_clip_extra")
+"""What this learner puts into a `TokenBatch`, beside what is always there. A loss that needs more is refused."""
 
 
 class Learner:
@@ -76,11 +88,19 @@ class Learner:
         seed: int = 0,
     ) -> None:
         if temperature <= 0:
-            raise ConfigError("training needs a sampling temperature above 0: greedy actions have no gradient")
+            raise ConfigError(
+                "training needs a sampling temperature above 0: greedy actions have no gradient"
+            )
         self.model = model
-        self.renderer_hash, self.pad_id, self.temperature, self.seed = renderer_hash, pad_id, temperature, seed
+        self.renderer_hash, self.pad_id, self.temperature, self.seed = (
+            renderer_hash,
+            pad_id,
+            temperature,
+            seed,
+        )
         self.loss_config, self.config = loss, optimiser
         self.loss = get_loss(loss.name, **loss.options)
+        check_inputs(self.loss, _FIELDS)
         self.aggregation = Aggregation(name=loss.aggregation, length=loss.horizon or None)
         self.penalties = [
             (coefficient, get_penalty(name))
@@ -154,20 +174,26 @@ class Learner:
         for micro in _micro_batches(rows, self.config.micro_tokens):
             loss, part = self._forward(micro, denominator)
             if not torch.isfinite(loss):
-                raise HarnessFault(f"the loss is {loss.item()} at update {self.updates_done}: nothing was changed")
+                raise HarnessFault(
+                    f"the loss is {loss.item()} at update {self.updates_done}: nothing was changed"
+                )
             loss.backward()  # type: ignore[no-untyped-call]
             parts.append(part)
         limit = self.config.grad_clip or math.inf
         norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, limit))
         if not math.isfinite(norm):
-            raise HarnessFault(f"the gradient's norm is {norm} at update {self.updates_done}: nothing was changed")
+            raise HarnessFault(
+                f"the gradient's norm is {norm} at update {self.updates_done}: nothing was changed"
+            )
         self.optimiser.step()
         return merge(parts), norm
 
     def _forward(self, rows: Sequence[Row], denominator: float) -> tuple[Tensor, dict[str, float]]:
         device = self.parameters[0].device
         logits = self._target_logits(self.model, rows)
-        targets = torch.from_numpy(np.concatenate([r.ids[r.targets] for r in rows]).astype(np.int64)).to(device)
+        targets = torch.from_numpy(np.concatenate([r.ids[r.targets] for r in rows]).astype(np.int64)).to(
+            device
+        )
         logprobs = torch.log_softmax(logits, -1).gather(1, targets[:, None]).squeeze(1)
         reference = None
         if self._reference is not None:
@@ -199,14 +225,18 @@ class Learner:
         """`(M, V)` float32 logits that predict the trained tokens, divided by the sampling temperature."""
         device = self.parameters[0].device
         ids = torch.nn.utils.rnn.pad_sequence(
-            [torch.from_numpy(r.ids.astype(np.int64)) for r in rows], batch_first=True, padding_value=self.pad_id
+            [torch.from_numpy(r.ids.astype(np.int64)) for r in rows],
+            batch_first=True,
+            padding_value=self.pad_id,
         ).to(device)
         lengths = torch.tensor([r.ids.size for r in rows], device=device)
         attention = torch.arange(ids.shape[1], device=device) < lengths[:, None]
         logits = model(input_ids=ids, attention_mask=attention.long(), use_cache=False).logits
         row = np.repeat(np.arange(len(rows)), [r.targets.size for r in rows])
         position = np.concatenate([r.targets for r in rows]) - 1
-        picked: Tensor = logits[torch.from_numpy(row).to(device), torch.from_numpy(position).long().to(device)]
+        picked: Tensor = logits[
+            torch.from_numpy(row).to(device), torch.from_numpy(position).long().to(device)
+        ]
         return picked.float() / self.temperature
 
     def state(self) -> dict[str, Any]:

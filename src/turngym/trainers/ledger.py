@@ -61,7 +61,9 @@ class PromptLedger:
         mine = self.state()
         for name in ("tasks", "seed"):
             if state[name] != mine[name]:
-                raise CheckpointError(f"the checkpoint's ledger has {name}={state[name]}, this run has {mine[name]}")
+                raise CheckpointError(
+                    f"the checkpoint's ledger has {name}={state[name]}, this run has {mine[name]}"
+                )
         self._committed = self._drawn = int(state["committed"])
 
     def _at(self, index: int) -> Task:

@@ -28,7 +28,16 @@ from turngym.agents.loop import LoopOptions
 from turngym.agents.policies.local import LocalPolicy
 from turngym.agents.rollout.collect import collect
 from turngym.errors import CheckpointError, ConfigError, HarnessFault
-from turngym.events import Listener, Listeners, Measured, PathFinished, PhaseStarted, RunEnded, RunStarted, TreesGrown
+from turngym.events import (
+    Listener,
+    Listeners,
+    Measured,
+    PathFinished,
+    PhaseStarted,
+    RunEnded,
+    RunStarted,
+    TreesGrown,
+)
 from turngym.seeding import derive
 from turngym.tasks.task import procedural
 from turngym.trainers.checkpoint import newest_checkpoint, save_checkpoint
@@ -268,14 +277,18 @@ class Trainer:
             }
             (folder / "run.json").write_text(json.dumps(counters, indent=1), encoding="utf-8")
 
-        save_checkpoint(self.folder / "checkpoints", self.update, write, keep=self.config.run.keep_checkpoints)
+        save_checkpoint(
+            self.folder / "checkpoints", self.update, write, keep=self.config.run.keep_checkpoints
+        )
         self._saved = self.update
 
     def _restore(self, resume: bool) -> None:
         newest = newest_checkpoint(self.folder / "checkpoints")
         if not resume:
             if newest is not None:
-                raise CheckpointError(f"{self.folder} holds a run already: resume it, or choose another folder")
+                raise CheckpointError(
+                    f"{self.folder} holds a run already: resume it, or choose another folder"
+                )
             return
         if newest is None:
             raise CheckpointError(f"{self.folder} has no checkpoint to resume from: start without --resume")

@@ -184,9 +184,7 @@ class Corridor(TextGame[CorridorState]):
         keys = ", ".join(self._keys_here(state)) or "none"
         door, (colour, place) = layout.rooms - 1, layout.keys[0]
         goal = f"door in room {door}" if state.holding == colour else f"{colour} key in room {place}"
-        return (
-            f"Room {room}. West: {west}. East: {east}. Keys: {keys}. Hands: {state.holding or 'empty'}. Goal: {goal}."
-        )
+        return f"Room {room}. West: {west}. East: {east}. Keys: {keys}. Hands: {state.holding or 'empty'}. Goal: {goal}."
 
     def _turns_needed(self, state: CorridorState) -> int | None:
         """Turns of the shortest solution from `state`; None where there is none."""

@@ -27,7 +27,7 @@ GRACE_S = 2.0
 _PLAIN_FDS = {"0", "1", "2", "3"}
 
 
-class Lost(Exception):  # noqa: N818 - a list of what is lost, which the host turns into its `ForkLost`
+class Lost(Exception):
     """State that a fork can't carry."""
 
     def __init__(self, names: list[str]) -> None:
@@ -35,7 +35,7 @@ class Lost(Exception):  # noqa: N818 - a list of what is lost, which the host tu
         self.names = names
 
 
-class Broken(Exception):  # noqa: N818 - the session, not the supervisor, is in error
+class Broken(Exception):
     """The session does not follow the protocol, or is gone."""
 
 

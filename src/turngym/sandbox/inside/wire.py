@@ -17,7 +17,7 @@ MAX_FRAME = 1 << 30
 Header = dict[str, Any]
 
 
-class BadFrame(ValueError):  # noqa: N818 - named for what came in
+class BadFrame(ValueError):
     """Bytes that are not a frame, or one that is larger than the reader allows."""
 
 

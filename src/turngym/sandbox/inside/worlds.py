@@ -22,7 +22,7 @@ _SAFE = linux.MS_NOSUID | linux.MS_NODEV
 _CHUNK = 1 << 20
 
 
-class Busy(OSError):  # noqa: N818 - named like the errno
+class Busy(OSError):
     """A world that can't be frozen, because a process can still write to it."""
 
 

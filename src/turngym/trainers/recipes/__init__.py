@@ -12,7 +12,9 @@ from turngym.trainers.config import TrainConfig
 def recipe_names() -> list[str]:
     """Names of the recipes, sorted."""
     return sorted(
-        entry.name.removesuffix(".toml") for entry in files(__name__).iterdir() if entry.name.endswith(".toml")
+        entry.name.removesuffix(".toml")
+        for entry in files(__name__).iterdir()
+        if entry.name.endswith(".toml")
     )
 
 
@@ -25,5 +27,7 @@ def load_recipe(name_or_path: str) -> TrainConfig:
     if name_or_path.endswith(".toml") or Path(name_or_path).is_file():
         return TrainConfig.load(name_or_path)
     if name_or_path not in recipe_names():
-        raise unknown_name("recipe", name_or_path, recipe_names(), hint="A path to a TOML file works as well.")
+        raise unknown_name(
+            "recipe", name_or_path, recipe_names(), hint="A path to a TOML file works as well."
+        )
     return TrainConfig.load(Path(str(files(__name__) / f"{name_or_path}.toml")))
