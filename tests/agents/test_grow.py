@@ -34,7 +34,7 @@ from turngym.errors import ConfigError, EnvFault, HarnessFault
 from turngym.tasks.task import Task
 from turngym.trainers.metrics import rollout_metrics
 from turngym.tree import Kind, Tree
-from turngym.types import IntArray, Outcome, Reply, StopReason
+from turngym.types import Budget, IntArray, Outcome, Reply, StopReason
 
 
 @pytest.fixture(autouse=True)
@@ -184,6 +184,19 @@ def test_a_plan_of_ones_own_can_declare_that_it_stays_at_the_root() -> None:
 
     tree = grown(Toss(), until_won, steps(forkless()), budget=TreeBudget(leaves=40))
     assert any(tree[leaf].outcome is Outcome.SUCCESS for leaf in tree.leaves)
+
+
+@pytest.mark.parametrize("node", [1, 8])
+def test_a_fork_where_no_path_can_start_is_refused(node: int) -> None:
+    # Node 1 is an action; node 8 is the observation at which the turn budget ended the path.
+    options = LoopOptions(budget=Budget(turns=4))
+    with pytest.raises(ConfigError, match=r"the plan forks at Node\(.*no path can start"):
+        grown(Say(), plan_of([Fork(0, 1)], [Fork(node, 1)]), steps(length=9), options=options)
+
+
+def test_a_plan_that_breaks_its_word_to_stay_at_the_root_is_refused() -> None:
+    with pytest.raises(ConfigError, match="declare no plan root_only that forks below the root"):
+        grown(Say(), root_only(plan_of([Fork(0, 1)], [Fork(2, 1)])), steps())
 
 
 def test_an_environment_that_starts_differently_from_one_seed_is_a_diverged_fork() -> None:

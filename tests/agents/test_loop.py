@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -385,6 +386,18 @@ def test_a_step_beyond_the_deadline_is_a_fault_of_the_environment() -> None:
     tree, leaf = run(hanging("act"), Say(), deadline_s=0.05)
     assert tree[leaf].stop is StopReason.ENV_FAULT
     assert "no answer within 0.05 s" in tree[leaf].log["fault"]
+
+
+def test_a_step_that_blocks_a_thread_beyond_the_deadline_is_a_fault_too() -> None:
+    class Blocks(Steps):
+        blocking = True
+
+        def act(self, action: str) -> Reply:
+            time.sleep(0.3)
+            return super().act(action)
+
+    tree, leaf = run(Blocks(), Say(), deadline_s=0.05)
+    assert tree[leaf].stop is StopReason.ENV_FAULT
 
 
 def test_a_reset_beyond_the_deadline_is_a_fault_of_the_environment() -> None:
