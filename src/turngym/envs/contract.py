@@ -30,7 +30,7 @@ from turngym.errors import ConfigError, ForkDiverged, UnknownName
 from turngym.types import Reply
 
 PATIENCE_S = 5.0
-"""Answering one action may not take longer."""
+"""CPU seconds that answering one action may take. Not wall time: a busy machine is no fault of an environment."""
 
 _ORACLE_EPISODES, _ORACLE_TURNS = 5, 1000
 
@@ -286,15 +286,15 @@ def bad_actions_are_answered(bench: Bench) -> str:
     with bench.fresh() as env:
         again = _beginning(env, bench.seed)
         for text in (*random_texts(rng, bench.actions), *hostile_texts(rng, bench.actions)):
-            started = time.perf_counter()
+            started = time.process_time()
             try:
                 observation, _, terminated, truncated, _ = env.step(text)
             except Exception as error:
                 raise Violation(
                     f"{short(text)} raised {type(error).__name__}: {short(str(error), 200)}"
                 ) from error
-            took = time.perf_counter() - started
-            require(took < PATIENCE_S, f"answering {short(text)} took {took:.1f} s")
+            took = time.process_time() - started
+            require(took < PATIENCE_S, f"answering {short(text)} took {took:.1f} CPU seconds")
             observation.encode()  # raises for what no tokenizer and no file takes
             slowest = max(slowest, took)
             if terminated or truncated:
