@@ -69,7 +69,7 @@ def run_one(rule: str, seed: int, folder: Path) -> list[tuple[float, float]]:
         command = [
             sys.executable,
             "-m",
-            "turngym.cli",
+            "turngym",
             "train",
             "demo",
             "--out",

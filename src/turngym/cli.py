@@ -9,7 +9,6 @@ it came from. Results go to standard output, progress to standard error.
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -64,8 +63,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of the console script. Always ends in `SystemExit`."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     traceback = "--traceback" in words
-    # The console has a progress display of its own; bars of transformers would be drawn across it.
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     try:
         app(args=[w for w in words if w != "--traceback"], prog_name="turngym")
     except (TurngymError, OSError) as error:

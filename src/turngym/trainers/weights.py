@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from turngym.agents.policies.loading import quiet_bars
 from turngym.agents.policies.local import LocalPolicy
 
 
 def save_weights(policy: LocalPolicy, folder: Path) -> None:
     """Write a folder that transformers (or, for an adapter, PEFT) and `local:FOLDER` load."""
-    policy.model.save_pretrained(folder, safe_serialization=True)
+    with quiet_bars():
+        policy.model.save_pretrained(folder, safe_serialization=True)
     policy.tokenizer.save_pretrained(folder)
 
 
@@ -21,4 +23,6 @@ def load_weights(policy: LocalPolicy, folder: Path) -> None:
         set_peft_model_state_dict(policy.model, load_peft_weights(str(folder)))
         return
     dtype = next(policy.model.parameters()).dtype
-    policy.model.load_state_dict(type(policy.model).from_pretrained(folder, dtype=dtype).state_dict())
+    with quiet_bars():
+        saved = type(policy.model).from_pretrained(folder, dtype=dtype)
+    policy.model.load_state_dict(saved.state_dict())

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging as bars
 
 from turngym.errors import ConfigError, MissingDependency
 
@@ -32,8 +35,9 @@ def load_model(source: str, *, dtype: str | None, device: str | None, adapter: s
     where, arguments = _locate(source)
     place = _device(device)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(where, **arguments)
-        model = AutoModelForCausalLM.from_pretrained(where, dtype=_dtype(dtype, place), **arguments)
+        with quiet_bars():
+            tokenizer = AutoTokenizer.from_pretrained(where, **arguments)
+            model = AutoModelForCausalLM.from_pretrained(where, dtype=_dtype(dtype, place), **arguments)
     except ImportError as error:
         raise MissingDependency(f"loading {source!r} needs another package: {error}") from error
     except (OSError, ValueError) as error:  # what transformers raises for missing and malformed files
@@ -48,6 +52,18 @@ def load_model(source: str, *, dtype: str | None, device: str | None, adapter: s
     if adapter is not None:
         model = _with_adapter(model, adapter)
     return model.to(place).eval(), tokenizer
+
+
+@contextmanager
+def quiet_bars() -> Iterator[None]:
+    """Without the progress bars of transformers: they would be drawn across the caller's own display."""
+    shown = bars.is_progress_bar_enabled()
+    bars.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            bars.enable_progress_bar()
 
 
 def _locate(source: str) -> tuple[str, dict[str, Any]]:
@@ -105,4 +121,4 @@ def _with_adapter(model: Any, adapter: str) -> Any:
         raise ConfigError(f"can't load the adapter {adapter!r}: {error}") from error
 
 
-__all__ = ["SPROUT", "load_model"]
+__all__ = ["SPROUT", "load_model", "quiet_bars"]
