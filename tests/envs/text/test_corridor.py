@@ -37,9 +37,15 @@ def test_a_won_game_reads_as_worked_out_by_hand() -> None:
         (OPEN, f"There is no door here. Room 1. West: open. East: open. Keys: red. Hands: empty. {key}"),
         (take("red"), f"Taken. Room 1. West: open. East: open. Keys: none. Hands: red. {door}"),
         (go("east"), f"Room 2. West: open. East: one-way. Keys: blue. Hands: red. {door}"),
-        (take("blue"), f"Your hands are full. Room 2. West: open. East: one-way. Keys: blue. Hands: red. {door}"),
+        (
+            take("blue"),
+            f"Your hands are full. Room 2. West: open. East: one-way. Keys: blue. Hands: red. {door}",
+        ),
         (go("east"), f"Room 3. West: one-way. East: door. Keys: none. Hands: red. {door}"),
-        (go("west"), f"The passage is one-way. Room 3. West: one-way. East: door. Keys: none. Hands: red. {door}"),
+        (
+            go("west"),
+            f"The passage is one-way. Room 3. West: one-way. East: door. Keys: none. Hands: red. {door}",
+        ),
     ]
     for action, text in expected:
         observation, reward, terminated, truncated, info = env.step(action)
@@ -67,7 +73,9 @@ def test_a_wrong_key_dooms_and_does_not_open_the_door() -> None:
     assert env.step(take("gold"))[0].startswith("No such key here.")
     observation, _, _, _, info = env.step(take("blue"))
     assert info["doomed"] is True
-    assert observation.endswith("Hands: blue. Goal: red key in room 1.")  # the game does not say that it is lost
+    assert observation.endswith(
+        "Hands: blue. Goal: red key in room 1."
+    )  # the game does not say that it is lost
     env.step(go("east"))
     assert env.step(OPEN)[0].startswith("It is locked.")
 
