@@ -89,7 +89,14 @@ def test_another_package_adds_a_kind_by_entry_point(monkeypatch: pytest.MonkeyPa
 
 
 def test_without_torch_a_local_policy_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("local", "cached", "engine", "kv", "loading", "sampling"):  # as in a process that never loaded them
+    for name in (
+        "local",
+        "cached",
+        "engine",
+        "kv",
+        "loading",
+        "sampling",
+    ):  # as in a process that never loaded them
         monkeypatch.delitem(sys.modules, f"turngym.agents.policies.{name}", raising=False)
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(MissingDependency, match=r"torch.* To get it: pip install 'turngym\[train\]'"):
