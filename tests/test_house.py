@@ -20,7 +20,17 @@ SOURCE = ROOT / "src" / "turngym"
 ROOMS = ("envs", "agents", "trainers", "tasks", "sandbox")
 
 # errors, types, tree ← sandbox, tasks ← envs ← agents ← trainers ← cli. What is not listed is the base layer.
-LAYER = {"sandbox": 1, "tasks": 1, "envs": 2, "registry": 2, "agents": 3, "trainers": 4, "view": 4, "cli": 5, "__main__": 5}
+LAYER = {
+    "sandbox": 1,
+    "tasks": 1,
+    "envs": 2,
+    "registry": 2,
+    "agents": 3,
+    "trainers": 4,
+    "view": 4,
+    "cli": 5,
+    "__main__": 5,
+}
 TORCH_ALLOWED = {"trainers", "agents.policies"}
 
 
