@@ -5,6 +5,12 @@ paths of one tree, each counted once. Every action of a path gets the advantage 
 paths share gets the mean over them (the node view: each token is trained once, with weight 1).
 
 None of the three looks at where the tree branches; `tree_rloo` does. Rewards within a path are only summed.
+
+Several methods that differ in how they roll out share this credit: `grpo` is that of Spark (arXiv:2601.20209; all
+leaves of a task are one group), of ARPO (arXiv:2507.19849; the mean over the paths of a shared action) and of SUPO
+(arXiv:2510.06727; a summary is an action, a rollout counts once into however many contexts it was summarised, and
+one that ran out of its budget is in the statistics and trains nothing: `truncated="mask"`). `dr_grpo` is that of
+MemAgent (arXiv:2507.02259; every conversation that rewrote the memory gets the advantage of its rollout).
 """
 
 from __future__ import annotations

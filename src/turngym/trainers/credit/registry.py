@@ -7,11 +7,25 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from turngym.trainers.credit.base import Credit, CreditRule
+import numpy as np
+
+from turngym.trainers.credit.appo import appo
+from turngym.trainers.credit.base import Array, BatchRule, Credit, mean
+from turngym.trainers.credit.batch import lift, token_advantages
 from turngym.trainers.credit.elpo import elpo
+from turngym.trainers.credit.gigpo import gigpo
 from turngym.trainers.credit.grpo import dr_grpo, grpo, rloo
+from turngym.trainers.credit.logo import logo
+from turngym.trainers.credit.median import mc_grpo
+from turngym.trainers.credit.murphy import murphy
+from turngym.trainers.credit.otb import otb
+from turngym.trainers.credit.prior import pvpo, v_half
+from turngym.trainers.credit.reinforce import reinforce_pp, reinforce_pp_baseline
+from turngym.trainers.credit.semi_online import ui_s1
+from turngym.trainers.credit.subtrees import spo, trace, tree_po, tree_rl, tree_rpo
 from turngym.trainers.credit.tree_grpo import tree_grpo
 from turngym.trainers.credit.tree_rloo import tree_rloo
+from turngym.trainers.credit.turns import returns_to_go, turn_gae
 from turngym.trainers.credit.vine import vine
 from turngym.trainers.options import bind
 from turngym.tree import Tree
@@ -19,22 +33,46 @@ from turngym.tree import Tree
 LOWER_CLIP_EXTRA = "lower_clip_extra"
 """Key of `node.metrics` under which `apply` leaves `Credit.lower_clip_extra` for the packing."""
 
-RULES: Mapping[str, Callable[..., Credit]] = MappingProxyType(
+TREE_RULES: Mapping[str, Callable[..., Credit]] = MappingProxyType(
     {
         "grpo": grpo,
         "dr_grpo": dr_grpo,
         "rloo": rloo,
+        "mc_grpo": mc_grpo,
+        "pvpo": pvpo,
+        "v_half": v_half,
+        "otb": otb,
+        "returns_to_go": returns_to_go,
+        "turn_gae": turn_gae,
+        "gigpo": gigpo,
+        "ui_s1": ui_s1,
         "tree": tree_rloo,
         "tree_grpo": tree_grpo,
+        "tree_rpo": tree_rpo,
+        "tree_po": tree_po,
+        "tree_rl": tree_rl,
+        "trace": trace,
+        "spo": spo,
         "vine": vine,
         "elpo": elpo,
+        "appo": appo,
+        "murphy": murphy,
+        "logo": logo,
     }
 )
+"""Rules that score each tree alone."""
+
+BATCH_RULES: Mapping[str, Callable[..., list[Credit]]] = MappingProxyType(
+    {"reinforce_pp": reinforce_pp, "reinforce_pp_baseline": reinforce_pp_baseline}
+)
+"""Rules that look at all trees of an update at once."""
+
+RULES: Mapping[str, Callable[..., Any]] = MappingProxyType({**TREE_RULES, **BATCH_RULES})
 """Every credit rule by its name; options are the keyword-only parameters."""
 
 
-def get_rule(name: str, **options: Any) -> CreditRule:
-    """The rule `name` with its options bound.
+def get_rule(name: str, **options: Any) -> BatchRule:
+    """The rule `name` with its options bound, over all trees of an update.
 
     Raises:
         UnknownName: for a rule, an option or a choice that does not exist; an option that this rule does not
@@ -47,10 +85,11 @@ def get_rule(name: str, **options: Any) -> CreditRule:
     Traceback (most recent call last):
     turngym.errors.UnknownName: unknown option of credit rule rloo 'std'. Known: truncated.
     """
-    return bind("credit rule", RULES, name, options)
+    rule = bind("credit rule", RULES, name, options)
+    return rule if name in BATCH_RULES else lift(rule)
 
 
-def apply(rule: CreditRule, trees: Sequence[Tree]) -> dict[str, float]:
+def apply(rule: BatchRule, trees: Sequence[Tree]) -> dict[str, float]:
     """Write the advantages of `rule` into `trees` and say how they came out.
 
     Sets `node.advantage` of every action (None where the rule does not train it) and
@@ -61,12 +100,13 @@ def apply(rule: CreditRule, trees: Sequence[Tree]) -> dict[str, float]:
         Under `credit/*`: `trees`, `rollouts` (paths in a statistic), `void_rollouts`, `masked_rollouts`,
         `trained_nodes`; shares of the trees: `empty_share` (no path counts, nothing is trained),
         `single_share` (one path: no baseline), `zero_variance_share` (two or more, all returns equal); over
-        the trained nodes: `mean`, `abs_mean`, `abs_max`, `nonzero_share`.
+        the trained nodes, each with the mean over its sampled tokens: `mean`, `abs_mean`, `abs_max` (over tokens),
+        `nonzero_share`. And the means of `Credit.metrics` over the trees that have them.
 
     Raises:
         CreditError: for a tree that the rule can't score.
     """
-    scored = [rule(tree) for tree in trees]
+    scored = rule(trees)
     for tree, credit in zip(trees, scored, strict=True):
         for node in tree:
             if node.is_action:
@@ -74,24 +114,35 @@ def apply(rule: CreditRule, trees: Sequence[Tree]) -> dict[str, float]:
                 node.metrics.pop(LOWER_CLIP_EXTRA, None)
         for index, extra in credit.lower_clip_extra.items():
             tree[index].metrics[LOWER_CLIP_EXTRA] = extra
-    return _statistics(scored)
+    return _statistics(trees, scored)
 
 
-def _statistics(scored: Sequence[Credit]) -> dict[str, float]:
-    advantages = [a for credit in scored for a in credit.advantages.values()]
-    absolute = [abs(a) for a in advantages]
-    trees, nodes = max(len(scored), 1), max(len(advantages), 1)
+def _statistics(trees: Sequence[Tree], scored: Sequence[Credit]) -> dict[str, float]:
+    tokens: list[Array] = [
+        np.full(1, advantage) if isinstance(advantage, float) else token_advantages(tree, node, advantage)
+        for tree, credit in zip(trees, scored, strict=True)
+        for node, advantage in credit.advantages.items()
+    ]
+    advantages = [mean(values) if len(values) else 0.0 for values in tokens]
+    absolute = [mean(abs(values)) if len(values) else 0.0 for values in tokens]
+    count, nodes = max(len(scored), 1), max(len(advantages), 1)
     return {
         "credit/trees": float(len(scored)),
         "credit/rollouts": float(sum(c.rollouts for c in scored)),
         "credit/void_rollouts": float(sum(c.void for c in scored)),
         "credit/masked_rollouts": float(sum(c.masked for c in scored)),
         "credit/trained_nodes": float(len(advantages)),
-        "credit/empty_share": sum(c.rollouts == 0 for c in scored) / trees,
-        "credit/single_share": sum(c.rollouts == 1 for c in scored) / trees,
-        "credit/zero_variance_share": sum(c.zero_variance for c in scored) / trees,
+        "credit/empty_share": sum(c.rollouts == 0 for c in scored) / count,
+        "credit/single_share": sum(c.rollouts == 1 for c in scored) / count,
+        "credit/zero_variance_share": sum(c.zero_variance for c in scored) / count,
         "credit/mean": math.fsum(advantages) / nodes,
         "credit/abs_mean": math.fsum(absolute) / nodes,
-        "credit/abs_max": max(absolute, default=0.0),
+        "credit/abs_max": max((float(abs(values).max()) for values in tokens if len(values)), default=0.0),
         "credit/nonzero_share": sum(a > 0 for a in absolute) / nodes,
+        **_own_metrics(scored),
     }
+
+
+def _own_metrics(scored: Sequence[Credit]) -> dict[str, float]:
+    keys = sorted({key for credit in scored for key in credit.metrics})
+    return {key: mean([c.metrics[key] for c in scored if key in c.metrics]) for key in keys}

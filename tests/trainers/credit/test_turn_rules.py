@@ -1,0 +1,241 @@
+"""Returns-to-go, GAE over turns and tokens, GiGPO, UI-S1: numbers computed by hand, and what each refuses."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from credit_trees import Leaf, Turn, actions, grow, score
+from hypothesis import given
+from hypothesis import strategies as st
+
+from turngym.errors import CreditError
+from turngym.trainers.credit import apply, get_rule
+from turngym.trainers.credit.tokens import adaptive_lambda, sao, token_gae
+from turngym.tree import Kind, Origin, Tree
+from turngym.types import StopReason
+
+
+def over_actions(tree: Tree, name: str, **options: object) -> list[float]:
+    advantages = score(name, tree, **options).advantages
+    return [float(advantages[node]) for node in actions(tree)]
+
+
+def chain(*rewards: float) -> Turn | Leaf:
+    first, *rest = rewards
+    return Turn([chain(*rest)], reward=first) if rest else Leaf(first)
+
+
+def decision(tree: Tree, action: int) -> int:
+    return tree[action].parent
+
+
+# ---------------------------------------------------------------------- returns-to-go
+
+
+def test_returns_to_go_forget_what_came_before():
+    assert over_actions(grow([chain(1.0, 2.0, 4.0)]), "returns_to_go") == [7.0, 6.0, 4.0]
+    assert over_actions(grow([chain(1.0, 2.0, 4.0)]), "returns_to_go", gamma=0.5) == [3.0, 4.0, 4.0]
+
+
+def test_after_a_fork_comes_the_mean_over_its_branches():
+    # 2 + mean(mean(1, 0), 3) = 2 + 1.75, not the mean over the leaves
+    tree = grow([Turn([[1.0, 0.0], 3.0], reward=2.0)])
+    assert over_actions(tree, "returns_to_go") == [3.75, 0.5, 1.0, 0.0, 3.0]
+
+
+def test_a_branch_that_was_cut_is_not_heard_where_another_one_is():
+    cut = Leaf(0.0, StopReason.TURNS)
+    tree = grow([[1.0, cut]])
+    assert score("returns_to_go", tree).advantages == {1: 1.0, 3: 1.0}
+    assert score("returns_to_go", tree, truncated="fail").advantages == {1: 0.5, 3: 1.0, 4: 0.0}
+
+
+# ---------------------------------------------------------------------- GAE over turns
+
+
+def test_gae_adds_the_discounted_errors_of_the_critic():
+    tree = grow([chain(0.0, 1.0)])
+    first, second = actions(tree)
+    tree[decision(tree, first)].metrics["value"] = 0.5
+    tree[decision(tree, second)].metrics["value"] = 0.8
+    # δ_2 = 1 − .8 = .2; δ_1 = .9·.8 − .5 = .22; A_1 = .22 + .9·.5·.2 = .31
+    assert over_actions(tree, "turn_gae", gamma=0.9, lam=0.5) == pytest.approx([0.31, 0.2])
+
+
+@given(rewards=st.lists(st.integers(-4, 4), min_size=1, max_size=6))
+def test_with_lambda_1_gae_is_the_return_to_go_minus_the_value(rewards):
+    tree = grow([chain(*map(float, rewards)), 1.0])
+    expected = [q - 0.25 for q in over_actions(tree, "returns_to_go")]
+    assert over_actions(tree, "turn_gae", gamma=1.0, lam=1.0) == pytest.approx(expected)
+
+
+def test_gae_looks_at_the_mean_of_the_branches_that_follow():
+    # all values .25, λ = γ = 1: leaves .75 and −.25; before them .25 − .25 + mean = .25
+    assert over_actions(grow([[1.0, 0.0]]), "turn_gae", gamma=1.0, lam=1.0) == pytest.approx(
+        [0.25, 0.75, -0.25]
+    )
+
+
+def cut_after_one_turn() -> Tree:
+    tree = grow([chain(0.0, 1.0), Turn([], reward=0.0)])  # the second path ends at an observation
+    tree[tree.leaves[-1]].stop = StopReason.TURNS
+    return tree
+
+
+def test_a_path_that_was_cut_is_masked_failed_or_goes_on_with_the_critic():
+    tree = cut_after_one_turn()
+    last = actions(tree)[-1]
+    tree[tree.leaves[-1]].metrics["value"] = 0.75
+    assert last not in score("turn_gae", tree).advantages
+    assert score("turn_gae", tree, truncated="fail").advantages[last] == pytest.approx(-0.25)
+    bootstrapped = score("turn_gae", tree, truncated="bootstrap", gamma=1.0).advantages[last]
+    assert bootstrapped == pytest.approx(0.75 - 0.25)
+
+
+@pytest.mark.parametrize("value", [None, math.nan])
+def test_a_state_without_a_value_is_refused(value):
+    tree = cut_after_one_turn()
+    tree[tree.leaves[-1]].metrics.pop("value")
+    if value is not None:
+        tree[tree.leaves[-1]].metrics["value"] = value
+    score("turn_gae", tree)
+    with pytest.raises(CreditError, match=r"turn_gae: tree: metrics\['value'\] of node .*critic"):
+        score("turn_gae", tree, truncated="bootstrap")
+    del tree[0].metrics["value"]
+    with pytest.raises(CreditError, match=r"turn_gae: tree: metrics\['value'\] of node 0 has none"):
+        score("turn_gae", tree)
+
+
+# ---------------------------------------------------------------------- GAE over tokens
+
+
+def test_lambda_grows_with_the_length_and_is_never_negative():
+    assert [round(adaptive_lambda(n), 4) for n in (1, 10, 100, 1000)] == [0.3333, 0.9333, 0.9933, 0.9993]
+    assert adaptive_lambda(0) == adaptive_lambda(1, alpha=0.5) == 0.0
+
+
+def token_tree() -> Tree:
+    """Two turns of two and one sampled tokens with an observation between them, and a token of the template."""
+    tree = Tree(task_id="t", rollout_id="tokens")
+    tree.add(-1, Kind.OBSERVATION, [0], origin=Origin.TEMPLATE)
+    tree.add(0, Kind.ACTION, [1, 2, 9], origin=[0, 0, 2], logprobs=[-1, -1, np.nan], version=0, reward=0.0)
+    tree.add(1, Kind.OBSERVATION, [3], origin=Origin.ENV)
+    tree.add(2, Kind.ACTION, [4], origin=Origin.SAMPLED, logprobs=[-1], version=0, reward=1.0)
+    tree[3].stop = StopReason.TERMINATED
+    return tree
+
+
+def test_token_gae_links_the_turns_over_the_observation():
+    # .4; .6 − .4 + .9·.4 = .56; .4 − .2 + .9·.56 = .704
+    sampled = np.array([True, True, False, True])
+    found = token_gae(np.array([0, 0, 0, 1.0]), np.array([0.2, 0.4, np.nan, 0.6]), sampled, lam=0.9)
+    assert found == pytest.approx([0.704, 0.56, 0.0, 0.4])
+
+
+def test_sao_takes_lambda_from_the_sampled_tokens_of_the_path():
+    tree = token_tree()
+    alpha = 1 / (3 * 0.1)  # 1 − 1/(α·3) = .9
+    credit = sao(tree, {1: [0.2, 0.4, np.nan], 3: [0.6]}, alpha=alpha)
+    assert credit.advantages[1] == pytest.approx([0.704, 0.56, 0.0])
+    assert credit.advantages[3] == pytest.approx([0.4])
+
+
+def test_sao_gives_a_shared_action_the_mean_over_its_paths():
+    tree = grow([[1.0, 0.0]])
+    credit = sao(tree, {node: [0.0] for node in actions(tree)}, alpha=1e9)  # λ → 1
+    assert [float(credit.advantages[n][0]) for n in actions(tree)] == pytest.approx([0.5, 1.0, 0.0])
+
+
+@pytest.mark.parametrize("values", [{}, {1: [0.2, 0.4], 3: [0.6]}, {1: [0.2, math.nan, 0.0], 3: [0.6]}])
+def test_sao_refuses_values_that_do_not_fit_the_tokens(values):
+    with pytest.raises(
+        CreditError, match=r"sao: tokens: values of node 1 .* one finite value before each sampled"
+    ):
+        sao(token_tree(), values)
+
+
+# ---------------------------------------------------------------------- GiGPO
+
+
+def in_states(spec: list, states: list[int]) -> Tree:
+    """The tree of `spec` with the state of each action, oldest first; the root's is shared by its children."""
+    tree = grow(spec)
+    for action, state in zip(actions(tree), states, strict=True):
+        tree[decision(tree, action)].state_key = f"{state + 1:032x}"
+    return tree
+
+
+def two_walks() -> Tree:
+    # a: s0 s1 s2, rewards 0 0 10; b: s0 s1 s1 s3, rewards 0
+    return in_states([chain(0.0, 0.0, 10.0), chain(0.0, 0.0, 0.0, 0.0)], [0, 1, 2, 0, 1, 1, 3])
+
+
+def test_gigpo_adds_the_advantage_within_the_state():
+    # Q of a: 9.025, 9.5, 10; of b: 0. s0: ±4.5125; s1: 9.5, 0, 0: 6.3333, −3.1667 ×2; s2, s3 alone. Episodes ±5
+    expected = [5 + 4.5125, 5 + 6.3333, 5.0, -5 - 4.5125, -5 - 3.1667, -5 - 3.1667, -5.0]
+    assert over_actions(two_walks(), "gigpo") == pytest.approx(expected, abs=1e-3)
+    step = [x - (5 if i < 3 else -5) for i, x in enumerate(expected)]
+    doubled = over_actions(two_walks(), "gigpo", step_weight=2.0)
+    assert doubled == pytest.approx([x + s for x, s in zip(expected, step, strict=True)], abs=1e-3)
+
+
+def test_gigpo_without_its_second_part_is_dr_grpo_or_grpo():
+    tree = two_walks()
+    assert over_actions(tree, "gigpo", step_weight=0.0) == pytest.approx(over_actions(tree, "dr_grpo"))
+    assert over_actions(tree, "gigpo", step_weight=0.0, norm="std") == pytest.approx(
+        over_actions(tree, "grpo")
+    )
+
+
+def test_gigpo_in_std_mode_has_a_floor_under_almost_equal_returns():
+    tree = in_states([1.0, 1.0 + 1e-9], [0, 0])
+    step = np.subtract(over_actions(tree, "gigpo", norm="std"), over_actions(tree, "grpo"))
+    assert np.abs(step).max() < 1e-5
+
+
+def test_gigpo_says_how_many_actions_share_a_state():
+    assert apply(get_rule("gigpo"), [two_walks()])["credit/shared_state_share"] == pytest.approx(5 / 7)
+    assert "credit/shared_state_share" not in apply(get_rule("grpo"), [two_walks()])
+
+
+def test_gigpo_refuses_a_tree_without_state_keys():
+    tree = grow([1.0, 0.0])
+    tree[0].state_key = None
+    with pytest.raises(CreditError, match=r"gigpo: tree: node 0 has no state key.*state_keys=true"):
+        score("gigpo", tree)
+
+
+# ---------------------------------------------------------------------- UI-S1
+
+
+def semi_online(matches: list[list[float]]) -> Tree:
+    tree = grow([chain(1.0, 0.5, 1.0) for _ in matches])
+    for action, match in zip(actions(tree), [m for row in matches for m in row], strict=True):
+        tree[action].metrics["match"] = match
+    return tree
+
+
+def test_no_return_flows_across_a_mismatch():
+    # γ .5, rewards 1, .5, 1. All matched: 1.5, 1, 1. Second turn missed: 1, .5, 1.
+    # Step advantages without deviations are the halves of the differences: .25, .25, 0
+    tree = semi_online([[1, 1, 1], [1, 0, 1]])
+    found = over_actions(tree, "ui_s1", norm="mean", episode_weight=0.0)
+    assert found == pytest.approx([0.25, 0.25, 0.0, -0.25, -0.25, 0.0])
+
+
+def test_ui_s1_standardises_within_the_turn_and_a_lone_turn_adds_0():
+    tree = semi_online([[1, 1, 1], [1, 0, 1]])
+    found = over_actions(tree, "ui_s1")  # episodes are equal
+    assert found == pytest.approx([0.7071, 0.7071, 0.0, -0.7071, -0.7071, 0.0], abs=1e-4)
+    tree = grow([chain(0.0, 0.0, 1.0), 0.0])
+    alone = over_actions(tree, "ui_s1", episode_weight=0.0)[1:3]
+    assert alone == [0.0, 0.0]
+
+
+def test_ui_s1_refuses_an_action_that_nobody_compared_with_the_expert():
+    tree = semi_online([[1, 1, 1], [1, 0, 1]])
+    del tree[1].metrics["match"]
+    with pytest.raises(CreditError, match=r"ui_s1: tree: metrics\['match'\] of node 1 has none"):
+        score("ui_s1", tree)
