@@ -53,10 +53,10 @@ RUNS: dict[str, list[str]] = {
 COMMON = [
     "run.updates=1000",
     f"run.env_steps={ENV_STEPS}",
-    "run.evaluate_every=3",
+    "run.evaluate_every=4",
     "run.checkpoint_every=1000",
     "run.keep_trees_every=0",
-    "tasks.held_out=200",
+    "tasks.held_out=150",
     "rollout.trees=8",
 ]
 
@@ -115,7 +115,7 @@ def plot(curves: dict[str, np.ndarray], grid: np.ndarray, level: float, path: Pa
         axes.fill_between(grid, mean - half, mean + half, color=colour, alpha=0.15, lw=0)
     axes.axhline(level, color="#8da0b3", lw=1, ls=":")
     axes.set(
-        xlabel="env steps of training, forks included", ylabel="success on 200 held-out tasks", ylim=(0, 1)
+        xlabel="env steps of training, forks included", ylabel="success on 150 held-out tasks", ylim=(0, 1)
     )
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
