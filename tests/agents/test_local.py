@@ -27,7 +27,7 @@ from turngym.agents.policies.loading import load_model
 from turngym.agents.policies.local import LocalPolicy
 from turngym.agents.policy import Policy, Sample, SampleParams, Turn
 from turngym.agents.rollout.collect import collect
-from turngym.errors import ConfigError, HarnessFault
+from turngym.errors import ConfigError, HarnessFault, TemplateError
 from turngym.tasks.task import procedural
 from turngym.tree import Tree
 from turngym.types import Budget, Message
@@ -607,6 +607,21 @@ def test_an_adapter_is_loaded(folder: Path, tmp_path: Path) -> None:
     np.testing.assert_allclose(sample.logprobs, full_logprobs(model.eval(), context, sample.ids), atol=1e-4)
     with pytest.raises(ConfigError, match="adapter"):
         LocalPolicy.load(folder, adapter=str(tmp_path / "nothing"))
+
+
+def test_a_model_without_a_template_takes_one_from_a_file_and_keeps_it(folder: Path, tmp_path: Path) -> None:
+    bare, file = tmp_path / "bare", tmp_path / "chat.jinja"
+    tiny_model().save_pretrained(bare)
+    byte_tokenizer(None).save_pretrained(bare)
+    file.write_text(CHATML)
+    with pytest.raises(TemplateError, match=r"no chat template.*\?template=chat.jinja"):
+        LocalPolicy.load(bare)
+    policy = LocalPolicy.load(bare, template=file)
+    assert policy.renderer.hash == make().renderer.hash
+    policy.tokenizer.save_pretrained(bare)
+    assert LocalPolicy.load(bare).renderer.hash == policy.renderer.hash
+    with pytest.raises(ConfigError, match="can't read the chat template"):
+        LocalPolicy.load(bare, template=tmp_path / "nothing.jinja")
 
 
 @pytest.mark.parametrize(

@@ -342,7 +342,8 @@ def _template_text(tokenizer: Any, template: str | None) -> str:
     if template is None and not getattr(tokenizer, "chat_template", None):
         raise TemplateError(
             f"{type(tokenizer).__name__} of {getattr(tokenizer, 'name_or_path', '') or 'this model'} has no chat template. "
-            "Pass one: TemplateRenderer(tokenizer, template=open('chat.jinja').read()), or set tokenizer.chat_template. "
+            "Pass one: `local:MODEL?template=chat.jinja` where policies are named, TemplateRenderer(tokenizer, template=…) "
+            "in code. "
             "A model that was never trained on a chat format will not end its turns: take an instruction-tuned one"
         )
     try:

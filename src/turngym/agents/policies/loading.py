@@ -66,6 +66,18 @@ def quiet_bars() -> Iterator[None]:
             bars.enable_progress_bar()
 
 
+def read_template(file: str | Path) -> str:
+    """The Jinja text in `file`.
+
+    Raises:
+        ConfigError: where it can't be read.
+    """
+    try:
+        return Path(file).expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"can't read the chat template {str(file)!r}: {error}") from error
+
+
 def _locate(source: str) -> tuple[str, dict[str, Any]]:
     """What `from_pretrained` takes for `source`."""
     if source == "sprout":

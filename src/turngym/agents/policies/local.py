@@ -23,7 +23,7 @@ from turngym.agents.chat import Renderer
 from turngym.agents.policies.cached import CachedBackend, longest, probe
 from turngym.agents.policies.engine import Backend, Engine, PlainBackend, Row, Stats
 from turngym.agents.policies.kv import AttentionKind, Forward, attention_kind
-from turngym.agents.policies.loading import load_model
+from turngym.agents.policies.loading import load_model, read_template
 from turngym.agents.policy import Sample, SampleParams, Turn
 from turngym.agents.template import TemplateRenderer
 from turngym.errors import ConfigError, HarnessFault
@@ -95,6 +95,7 @@ class LocalPolicy:
         dtype: str | None = None,
         device: str | None = None,
         adapter: str | None = None,
+        template: str | Path | None = None,
         max_slots: int = 64,
         kv_memory_mib: int = 2048,
         window: int | None = None,
@@ -106,14 +107,18 @@ class LocalPolicy:
             dtype: of the weights (`float32`, `bfloat16`, …); None is float32 on a CPU, else as they were saved.
             device: `cpu`, `cuda`, `cuda:1`, …; None is the first GPU, else the CPU.
             adapter: folder or hub name of a PEFT adapter to put on top.
+            template: file with a Jinja chat template to use instead of the tokenizer's own; it is saved with the model.
             max_slots: see the class.
             kv_memory_mib: see the class.
             window: see the class.
 
         Raises:
             ConfigError: where there is no such model, or it can't be loaded; says what was tried.
+            TemplateError: where the model has no chat template that can be rendered append-only.
         """
         model, tokenizer = load_model(str(source), dtype=dtype, device=device, adapter=adapter)
+        if template is not None:
+            tokenizer.chat_template = read_template(template)
         return cls(
             model,
             tokenizer,
