@@ -230,7 +230,7 @@ def _start(folder: Path, *flags: str) -> subprocess.Popen[bytes]:
     command = [
         sys.executable,
         "-m",
-        "turngym.cli",
+        "turngym",
         "train",
         str(recipe),
         "--out",

@@ -181,9 +181,9 @@ class Trainer:
         started = time.monotonic()
         # Prefixes that an evaluation left in the caches would change last bits, and a resumed run has none of them.
         self.policy.weights_changed(version=self.update)
-        trees = await self._grow_batch()
+        trees, faults = await self._grow_batch()
         grown = time.monotonic()
-        metrics = rollout_metrics(trees) | apply(self.rule, trees)
+        metrics = rollout_metrics(trees) | {"faults/paths": float(faults)} | apply(self.rule, trees)
         self.events.on(TreesGrown(self.update + 1, "train", trees))
         self.events.on(PhaseStarted("update"))
         metrics |= self.learner.update(trees)
@@ -206,11 +206,14 @@ class Trainer:
             "time/tokens_per_s": sampled / max(grown - started, 1e-9),
         }
 
-    async def _grow_batch(self) -> list[Tree]:
-        """`rollout.trees` trees with at least one path that counts; tasks whose environment broke are refilled."""
+    async def _grow_batch(self) -> tuple[list[Tree], int]:
+        """`rollout.trees` trees with at least one path that counts, and the number of paths that faults voided.
+
+        Tasks whose environment broke every time are replaced by the next ones; their paths are counted all the same.
+        """
         rollout = self.config.rollout
         trees: list[Tree] = []
-        broken = 0
+        paths = faults = 0
         self.events.on(PhaseStarted("rollout"))
         for attempt in range(1 + rollout.retries):
             missing = rollout.trees - len(trees)
@@ -227,18 +230,20 @@ class Trainer:
                 retries=rollout.retries,
                 on_leaf=lambda tree, leaf: self.events.on(PathFinished(tree, leaf)),
             )
-            usable = [t for t in grown if t is not None and not all(t.void(leaf) for leaf in t.leaves)]
-            broken += len(grown) - len(usable)
-            trees += usable
-        paths = sum(len(t.leaves) for t in trees)
-        void = sum(t.void(leaf) for t in trees for leaf in t.leaves)
-        if not trees or (void + broken) / (paths + broken) > rollout.max_fault_share:
+            for tree in grown:
+                leaves = [] if tree is None else tree.leaves
+                void = [leaf for leaf in leaves if tree is not None and tree.void(leaf)]
+                paths += max(1, len(leaves))  # an environment that never started has cost a path as well
+                faults += len(void) if leaves else 1
+                if tree is not None and len(void) < len(leaves):
+                    trees.append(tree)
+        if not trees or faults / paths > rollout.max_fault_share:
             raise HarnessFault(
-                f"update {self.update + 1}: {void + broken} of {paths + broken} paths ended in faults, "
-                f"more than rollout.max_fault_share = {rollout.max_fault_share}: the environments are broken; "
+                f"update {self.update + 1}: {faults} of {paths} paths ended in faults, more than "
+                f"rollout.max_fault_share = {rollout.max_fault_share}: the environments are broken; "
                 "the log names each fault, and the last checkpoint can be resumed"
             )
-        return trees
+        return trees, faults
 
     async def _evaluate(self, metrics: dict[str, float]) -> Evaluation:
         """Play the held-out tasks, and report their numbers together with those of the update."""
