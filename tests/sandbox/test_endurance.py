@@ -7,6 +7,7 @@ import os
 import random
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -68,12 +69,13 @@ def footprint(warden: int) -> tuple[int, ...]:
     below = {warden}
     for _ in range(8):
         below |= {pid for pid, parent, _ in rows if parent in below}
-    descriptors = sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in below if Path(f"/proc/{pid}/fd").exists())
-    mounts = sum(
-        len(Path(f"/proc/{pid}/mountinfo").read_text().splitlines())
-        for pid in below
-        if Path(f"/proc/{pid}").exists()
-    )
+    descriptors = mounts = 0
+    for pid in below:
+        with suppress(
+            OSError
+        ):  # a process that ends between the listing and the look has nothing left to count
+            descriptors += len(os.listdir(f"/proc/{pid}/fd"))
+            mounts += len(Path(f"/proc/{pid}/mountinfo").read_text().splitlines())
     resident = sum(rss for pid, _, rss in rows if pid in below)
     return len(os.listdir("/proc/self/fd")), descriptors, mounts, len(below), resident
 
