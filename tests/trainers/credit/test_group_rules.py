@@ -14,7 +14,7 @@ from turngym.errors import ConfigError, CreditError
 from turngym.trainers.credit import apply, get_rule, lift, whiten
 from turngym.trainers.credit.base import Credit
 from turngym.trainers.credit.otb import score_norms
-from turngym.trainers.credit.prior import shrinkage, wants_more
+from turngym.trainers.credit.prior import error_gain, shrinkage, wants_more
 from turngym.tree import Kind, Origin, Tree
 from turngym.types import StopReason
 
@@ -185,7 +185,8 @@ def test_without_the_own_return_a_lone_path_has_the_prior_as_baseline():
 
 def test_rollouts_are_added_while_the_baseline_gains_more_than_they_cost():
     lost = -np.ones(16)
-    # gains .0433, .0129, .0061, .0035 at k = 4, 8, 12, 16; cost .0039
+    gains = [error_gain(2.99, k, 1.0) for k in (4, 8, 12, 16)]
+    assert gains == pytest.approx([0.0433, 0.0129, 0.0061, 0.0035], abs=1e-4)  # cost .0039
     asked = [wants_more(lost[:k], 0.8, variance=1.0, cap=64) for k in (0, 3, 4, 8, 12)]
     assert asked == [True] * 5
     even = np.array([1.0, 1.0, -1.0, -1.0])

@@ -140,7 +140,7 @@ def error_gain(gap: float, k: int, variance: float) -> float:
     """By how much the squared error of the baseline falls from k to k + 1 returns, for a squared gap Δ².
 
     >>> [round(error_gain(2.99, k, 1.0), 4) for k in (4, 8, 12, 16)]
-    [0.0433, 0.0129, 0.0061, 0.0035]
+    [0.0432, 0.0129, 0.0061, 0.0035]
     """
 
     def error(count: int) -> float:
