@@ -68,6 +68,7 @@ class Warden:
     def __init__(self, control: socket.socket, config: dict[str, Any]) -> None:
         self.control = control
         self.leases: dict[int, Lease] = {}
+        self.busy_groups: list[Path] = []
         self.buffer = bytearray()
         self.fds: list[int] = []
         self.owner = os.pidfd_open(config["owner_pid"])
@@ -212,7 +213,7 @@ class Warden:
         for number, lease in list(self.leases.items()):
             if os.waitpid(lease.pid, os.WNOHANG)[0]:
                 del self.leases[number]
-                _remove_groups(lease.groups)
+                self.busy_groups += _remove_groups(lease.groups)
                 for call in lease.ending:
                     self._say({"call": call})
 
@@ -228,7 +229,8 @@ class Warden:
             lease.kill()
         for lease in self.leases.values():
             os.waitpid(lease.pid, 0)
-            _remove_groups(lease.groups)
+            self.busy_groups += lease.groups
+        _remove_groups(self.busy_groups, patience_s=60)  # a busy machine takes its time to bury the dead
         self.unstage()
         _remove_home(self.home)
 
@@ -331,16 +333,22 @@ def _make_groups(name: str, memory_mib: int, pids: int) -> list[Path]:
     return made
 
 
-def _remove_groups(groups: list[Path]) -> None:
+def _remove_groups(groups: list[Path], patience_s: float = 0.5) -> list[Path]:
+    """Remove control groups; returns those whose last process is still being taken down after `patience_s`."""
+    deadline = time.monotonic() + patience_s
+    left = []
     for group in groups:
-        for _ in range(50):
+        while group.exists():
             try:
                 group.rmdir()
-                break
             except FileNotFoundError:
                 break
             except OSError:
-                time.sleep(0.01)  # its last process is still being taken down
+                if time.monotonic() > deadline:
+                    left.append(group)
+                    break
+                time.sleep(0.01)
+    return left
 
 
 if __name__ == "__main__":
