@@ -109,10 +109,7 @@ def searches(size: dict[str, int], epsilon: float, count: int) -> list[Search]:
 
 def row(what: str, epsilon: float, found: list[Search]) -> dict[str, object]:
     over = [s.probes - (math.log2(s.turns) + 1) for s in found]
-    return {
-        "rooms": what,
-        "ε": epsilon,
-        "episodes": len(found),
+    shares = {
         "turns": float(np.mean([s.turns for s in found])),
         "exact": float(np.mean([s.error == 0 for s in found])),
         "early": float(np.mean([s.error < 0 for s in found])),
@@ -121,6 +118,8 @@ def row(what: str, epsilon: float, found: list[Search]) -> dict[str, object]:
         "probes": float(np.mean([s.probes for s in found])),
         "over": max(over),
     }
+    rounded = {name: round(value, 2) for name, value in shares.items()}
+    return {"rooms": what, "ε": epsilon, "lost": len(found), **rounded}
 
 
 def main() -> None:
@@ -141,8 +140,9 @@ def main() -> None:
         "lost_episodes": float(len(figured)),
     }
     title = (
-        f"First irrecoverable turn of lost episodes, {SUFFIXES} suffixes a probe. Targets: exact >= 0.9, over <= 0\n"
-        "q: suffixes of living prefixes that win; over: the most probes beyond log2(turns) + 1"
+        f"First irrecoverable turn of lost episodes, {SUFFIXES} suffixes a probe\n"
+        "Targets: exact >= 0.9, over <= 0 (the most probes beyond log2(turns) + 1)\n"
+        "q: share of suffixes of living prefixes that win"
     )
     report(title, rows, figures, json_path)
     if figures["exact_share"] < 0.9:
