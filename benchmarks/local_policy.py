@@ -226,17 +226,17 @@ def main() -> None:
     gap = logprob_gap(policy)
     rows = [
         {
-            "prompts": prompts,
-            "mean last context": round(m["history"]),
+            "prompt": prompts,
+            "context": round(m["history"]),
             "tokens": int(m["tokens"]),
-            "tokens/s": m["tokens_per_second"],
-            "generate tokens/s": m["generate_tokens_per_second"],
+            "tok/s": m["tokens_per_second"],
+            "generate": m["generate_tokens_per_second"],
             "ratio": m["tokens_per_second"] / m["generate_tokens_per_second"],
             "target": target,
-            "ratio of CPU seconds": m["cpu_ratio"],
-            "identical actions": m["identical"],
+            "CPU ratio": m["cpu_ratio"],
+            "identical": m["identical"],
         }
-        for prompts, m, target in (("150 tokens", short, "≥ 2"), ("1,000 tokens", long, "≥ 3"))
+        for prompts, m, target in (("150", short, "≥ 2"), ("1,000", long, "≥ 3"))
     ]
     figures = {
         "tokens_per_second": short["tokens_per_second"],
