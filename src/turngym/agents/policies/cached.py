@@ -191,8 +191,8 @@ class CachedBackend:
             order = sorted(missing, key=lambda slot: (-missing[slot], slot))
             width = min(missing[order[0]], _PREFILL_PIECE)
             fit = max(1, _PREFILL_TOKENS // width)
-            # Padding is computed as well, so a row joins only where it fills most of its line or lines are short.
-            batch = [slot for slot in order[:fit] if 4 * missing[slot] >= 3 * width or width <= _SHARE]
+            # Padding is computed as well, so a row joins only where it fills half of its line or lines are short.
+            batch = [slot for slot in order[:fit] if 2 * missing[slot] >= width or width <= _SHARE]
             self._prefill_piece(np.array(sorted(batch)), width)
             for slot in batch:
                 missing[slot] = int(table.planned[slot] - table.length[slot])
