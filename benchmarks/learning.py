@@ -90,7 +90,7 @@ def on_grid(curve: list[tuple[float, float]], grid: np.ndarray) -> np.ndarray:
 
 
 def first_reach(curve: np.ndarray, grid: np.ndarray, level: float) -> float:
-    """Env steps at which `(K,)` first reaches `level`; the last of the grid where it never does."""
+    """Env steps at which `(K,)` first reaches `level`; NaN where it never does."""
     reached = np.flatnonzero(curve >= level)
     return float(grid[reached[0]]) if reached.size else float("nan")
 

@@ -6,7 +6,7 @@ a full disk is recognised and the one before it is used.
 
     checkpoints/update-000020/
         policy/          the model or adapter and its tokenizer, as transformers and PEFT load them
-        state.pt         optimiser, schedule position, learner counters
+        state.pt         optimiser, learner counters
         run.json         update, prompt ledger, counters, configuration
         manifest.json
 """
@@ -18,9 +18,11 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
+
+import orjson
 
 from turngym.errors import CheckpointError, ConfigError
 
@@ -96,6 +98,42 @@ def _by_update(root: Path) -> list[Path]:
 
 def _update_of(folder: Path) -> int:
     return int(folder.name.removeprefix("update-"))
+
+
+def must_match(
+    found: Mapping[str, Any],
+    wanted: Mapping[str, Any],
+    *,
+    where: str,
+    what: str,
+    may_change: Collection[str] = (),
+) -> None:
+    """Refuse to go on with what was made by another configuration.
+
+    Args:
+        found: nested plain data, as it was written.
+        wanted: that of this run, as it would be written.
+        where: what is gone on with, for the message.
+        what: what this is, in the singular ("evaluation").
+        may_change: fields that may differ, as `section.field`.
+
+    Raises:
+        CheckpointError: names the first field that differs.
+    """
+    mine, theirs = _flat(orjson.loads(orjson.dumps(wanted))), _flat(found)
+    for name in [*mine, *theirs]:
+        if mine.get(name) != theirs.get(name) and name not in may_change:
+            raise CheckpointError(
+                f"{where} was made with {name} = {theirs.get(name)!r}, this {what} has {mine.get(name)!r}: "
+                "use the same to go on with it, or choose another folder"
+            )
+
+
+def _flat(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for name, value in data.items():
+        out |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return out
 
 
 def _files(folder: Path) -> list[Path]:

@@ -11,9 +11,10 @@ synchronise on one machine but its caches (`LocalPolicy.weights_changed`).
 from __future__ import annotations
 
 import copy
-import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -34,8 +35,6 @@ from turngym.trainers.losses import (
 )
 from turngym.trainers.rows import Row, rows_of, signal_only, trained_paths
 from turngym.tree import Tree
-
-logger = logging.getLogger(__name__)
 
 
 def with_adapter(model: Any, config: PolicyConfig, *, seed: int) -> Any:
@@ -115,7 +114,7 @@ class Learner:
             weight_decay=optimiser.weight_decay,
         )
         self.updates, self.updates_done = updates, 0
-        self._reference = Reference(model) if loss.kl else None
+        self._reference = _reference(model) if loss.kl else None
 
     def update(self, trees: Sequence[Tree]) -> dict[str, float]:
         """One cycle over scored trees: `epochs` × `minibatches` optimiser steps.
@@ -191,15 +190,13 @@ class Learner:
     def _forward(self, rows: Sequence[Row], denominator: float) -> tuple[Tensor, dict[str, float]]:
         device = self.parameters[0].device
         logits = self._target_logits(self.model, rows)
-        targets = torch.from_numpy(np.concatenate([r.ids[r.targets] for r in rows]).astype(np.int64)).to(
-            device
-        )
-        logprobs = torch.log_softmax(logits, -1).gather(1, targets[:, None]).squeeze(1)
+        targets = torch.from_numpy(np.concatenate([r.ids[r.targets] for r in rows]).astype(np.int64))
+        targets = targets.to(device)
+        logprobs = _logprobs(logits, targets)
         reference = None
         if self._reference is not None:
-            with torch.no_grad(), self._reference as model:
-                reference_logits = self._target_logits(model, rows)
-                reference = torch.log_softmax(reference_logits, -1).gather(1, targets[:, None]).squeeze(1)
+            with torch.no_grad(), self._reference() as model:
+                reference = _logprobs(self._target_logits(model, rows), targets)
 
         def column(name: str) -> Tensor:
             return torch.from_numpy(np.concatenate([getattr(r, name) for r in rows])).to(device)
@@ -252,27 +249,22 @@ class Learner:
         self.updates_done = state["updates_done"]
 
 
-class Reference:
-    """The policy before training, as a context: a frozen copy, or the model with its adapter switched off."""
+def _logprobs(logits: Tensor, targets: Tensor) -> Tensor:
+    """`(M,)` log-probs of `targets` `(M,)` under `logits` `(M, V)`."""
+    return torch.log_softmax(logits, -1).gather(1, targets[:, None]).squeeze(1)
 
-    def __init__(self, model: Any) -> None:
-        self._adapted = model if hasattr(model, "disable_adapter") else None
-        self._copy = None
-        self._context: Any = None
-        if self._adapted is None:
-            self._copy = copy.deepcopy(model).eval().requires_grad_(False)
 
-    def __enter__(self) -> Any:
-        if self._adapted is None:
-            return self._copy
-        self._context = self._adapted.disable_adapter()
-        self._context.__enter__()
-        return self._adapted
+def _reference(model: Any) -> Callable[[], AbstractContextManager[Any]]:
+    """The policy before training, to be entered: the model with its adapter switched off, or a frozen copy."""
+    if hasattr(model, "disable_adapter"):
+        return partial(_without_adapter, model)
+    return partial(nullcontext, copy.deepcopy(model).eval().requires_grad_(False))
 
-    def __exit__(self, *exc: Any) -> None:
-        if self._context is not None:
-            self._context.__exit__(*exc)
-            self._context = None
+
+@contextmanager
+def _without_adapter(model: Any) -> Iterator[Any]:
+    with model.disable_adapter():
+        yield model
 
 
 def learning_rate_factor(config: OptimiserConfig, done: int, updates: int) -> float:

@@ -25,6 +25,7 @@ import torch
 
 from turngym.agents.branching import TreeBudget, make_plan
 from turngym.agents.loop import LoopOptions
+from turngym.agents.policies import load_policy
 from turngym.agents.policies.local import LocalPolicy
 from turngym.agents.rollout.collect import collect
 from turngym.errors import CheckpointError, ConfigError, HarnessFault
@@ -40,7 +41,7 @@ from turngym.events import (
 )
 from turngym.seeding import derive
 from turngym.tasks.task import procedural
-from turngym.trainers.checkpoint import newest_checkpoint, save_checkpoint
+from turngym.trainers.checkpoint import must_match, newest_checkpoint, save_checkpoint
 from turngym.trainers.config import TrainConfig
 from turngym.trainers.credit import apply, get_rule
 from turngym.trainers.evaluate import Evaluation, evaluate
@@ -65,7 +66,7 @@ class RunResult:
     env_steps: int
     policy_tokens: int
     train_seconds: float
-    "rollouts and updates, without evaluations and start-up; of this process alone"
+    "rollouts and updates, without evaluations and start-up; those before a resume included"
 
 
 def train(
@@ -179,8 +180,6 @@ class Trainer:
     async def _cycle(self) -> dict[str, float]:
         """One batch: grow, credit, update. Returns its metrics."""
         started = time.monotonic()
-        # Prefixes that an evaluation left in the caches would change last bits, and a resumed run has none of them.
-        self.policy.weights_changed(version=self.update)
         trees, faults = await self._grow_batch()
         grown = time.monotonic()
         metrics = rollout_metrics(trees) | {"faults/paths": float(faults)} | apply(self.rule, trees)
@@ -231,11 +230,10 @@ class Trainer:
                 on_leaf=lambda tree, leaf: self.events.on(PathFinished(tree, leaf)),
             )
             for tree in grown:
-                leaves = [] if tree is None else tree.leaves
-                void = [leaf for leaf in leaves if tree is not None and tree.void(leaf)]
-                paths += max(1, len(leaves))  # an environment that never started has cost a path as well
-                faults += len(void) if leaves else 1
-                if tree is not None and len(void) < len(leaves):
+                # An environment that never started has cost a path as well.
+                void = [True] if tree is None else [tree.void(leaf) for leaf in tree.leaves]
+                paths, faults = paths + len(void), faults + sum(void)
+                if tree is not None and not all(void):
                     trees.append(tree)
         if not trees or faults / paths > rollout.max_fault_share:
             raise HarnessFault(
@@ -259,6 +257,8 @@ class Trainer:
             listeners=[self.events],
             update=self.update,
         )
+        # The prefixes it left in the caches would change last bits of what follows, and a resumed run has none of them.
+        self.policy.weights_changed(version=self.update)
         progress = {"progress/env_steps": float(self.env_steps), "time/eval_s": time.monotonic() - started}
         self.events.on(Measured(self.update, metrics | progress | evaluation.metrics()))
         return evaluation
@@ -298,7 +298,8 @@ class Trainer:
         if newest is None:
             raise CheckpointError(f"{self.folder} has no checkpoint to resume from: start without --resume")
         counters: dict[str, Any] = json.loads((newest / "run.json").read_text(encoding="utf-8"))
-        _refuse_other_config(counters["config"], self.config.to_mapping())
+        config = self.config.to_mapping()
+        must_match(counters["config"], config, where=str(newest), what="run", may_change=_MAY_CHANGE)
         load_weights(self.policy, newest / "policy")
         self.learner.load(torch.load(newest / "state.pt", weights_only=True))
         self.ledger.load(counters["ledger"])
@@ -309,32 +310,24 @@ class Trainer:
         logger.info("resuming from %s", newest)
 
 
-_MAY_CHANGE = {("run", name) for name in ("updates", "env_steps", "evaluate_every", "checkpoint_every")} | {
-    ("run", "keep_checkpoints"),
-    ("run", "keep_trees_every"),
-    ("rollout", "live_paths"),
-}
+_MAY_CHANGE = (
+    "run.updates",
+    "run.env_steps",
+    "run.evaluate_every",
+    "run.checkpoint_every",
+    "run.keep_checkpoints",
+    "run.keep_trees_every",
+    "rollout.live_paths",
+)
 """Fields that a resumed run may set anew: how long it goes on and what it keeps."""
 
 
-def _refuse_other_config(old: dict[str, Any], new: dict[str, Any]) -> None:
-    for section in sorted(old.keys() | new.keys()):
-        before, after = old.get(section, {}), new.get(section, {})
-        for name in sorted(before.keys() | after.keys()):
-            if before.get(name) != after.get(name) and (section, name) not in _MAY_CHANGE:
-                raise CheckpointError(
-                    f"the checkpoint was made with {section}.{name} = {before.get(name)!r}, "
-                    f"this run has {after.get(name)!r}: start a new run in another folder"
-                )
-
-
 def _local_policy(config: TrainConfig) -> LocalPolicy:
-    kind, _, source = config.policy.spec.partition(":")
-    if kind != "local" or not source:
+    policy = load_policy(config.policy.spec)
+    if not isinstance(policy, LocalPolicy):
         raise ConfigError(
             f"training needs a policy whose weights are here, like local:sprout or local:./folder; got {config.policy.spec!r}"
         )
-    policy = LocalPolicy.load(source)
     policy.model = with_adapter(policy.model, config.policy, seed=derive(config.run.seed, "adapter"))
     return policy
 

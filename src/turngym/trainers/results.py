@@ -20,6 +20,7 @@ from typing import Any
 import orjson
 
 from turngym.errors import CheckpointError, ConfigError
+from turngym.trainers.checkpoint import must_match
 from turngym.trainers.statistics import Comparison, Estimate, compare_pairs, pass_at_k, pass_hat_k, share
 from turngym.tree import Tree
 from turngym.tree_io import atomic_write
@@ -201,7 +202,8 @@ class Journal:
                 raise CheckpointError(
                     f"{folder} holds an evaluation already: go on with it (resume), or choose another folder"
                 )
-            _must_match(_read_header(header), {"format_version": FORMAT_VERSION, **config}, header)
+            wanted = {"format_version": FORMAT_VERSION, **config}
+            must_match(_read_header(header), wanted, where=str(header), what="evaluation")
             self._read()
         else:
             folder.mkdir(parents=True, exist_ok=True)
@@ -254,20 +256,3 @@ def _read_header(path: Path) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise CheckpointError(f"{path} does not describe an evaluation: choose another folder")
     return data
-
-
-def _must_match(found: Mapping[str, Any], wanted: Mapping[str, Any], path: Path) -> None:
-    mine, theirs = _flat(orjson.loads(orjson.dumps(wanted))), _flat(found)
-    for name in [*mine, *theirs]:
-        if mine.get(name) != theirs.get(name):
-            raise CheckpointError(
-                f"{path} was made with {name} = {theirs.get(name)!r}, this evaluation has {mine.get(name)!r}: "
-                "use the same to go on with it, or choose another folder"
-            )
-
-
-def _flat(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    out: dict[str, Any] = {}
-    for name, value in data.items():
-        out |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
-    return out

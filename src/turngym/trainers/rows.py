@@ -5,7 +5,7 @@ path that restarted its context k times gives k + 1 rows. Every action is traine
 it; later rows that share it carry it as context only. So the sum over rows is the sum over nodes, whatever the
 branching, and a rollout's weight does not depend on the number of its contexts.
 
-`packing` lays the same tokens out without repeating shared prefixes.
+A prefix that several rows share is computed in each of them; no layout here avoids that.
 """
 
 from __future__ import annotations

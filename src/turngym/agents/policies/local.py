@@ -8,7 +8,7 @@ after an update it calls `weights_changed` and nothing has to be copied.
 The event loop stays free: the model runs in a thread of the policy's own, one step at a time, and between steps
 every episode that got its action has the chance to take its turn and ask for the next.
 
-What this does not do: several GPUs, quantised weights, speculative decoding. `policies.vllm` is for those.
+What this does not do: several GPUs, quantised weights, speculative decoding.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ from turngym.trainers.options import bind
 from turngym.tree import Tree
 
 LOWER_CLIP_EXTRA = "lower_clip_extra"
-"""Key of `node.metrics` under which `apply` leaves `Credit.lower_clip_extra` for the packing."""
+"""Key of `node.metrics` under which `apply` leaves `Credit.lower_clip_extra` for `rows`."""
 
 TREE_RULES: Mapping[str, Callable[..., Credit]] = MappingProxyType(
     {
