@@ -36,6 +36,8 @@ class CallError:
     """Why a text holds no usable call, in words that a model can repair from."""
 
     message: str
+    attempted: bool = True
+    "False where the text holds nothing that looks like a call: it may be meant as plain words"
 
 
 def parse_calls(text: str) -> list[ToolCall] | CallError:
@@ -81,7 +83,7 @@ def _bodies(text: str) -> list[str] | CallError:
     bare = text.strip()
     if not bodies and bare.startswith("{") and bare.endswith("}"):
         return [bare]
-    return bodies or CallError(f"no tool call found; write {_EXAMPLE}")
+    return bodies or CallError(f"no tool call found; write {_EXAMPLE}", attempted=False)
 
 
 def _parse_one(body: str) -> ToolCall | CallError:
