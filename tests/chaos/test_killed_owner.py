@@ -50,17 +50,22 @@ def traces(state: Path, wardens: set[str]) -> list[str]:
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
             try:
-                environment = (folder / "cmdline").read_bytes() + (folder / "environ").read_bytes()
+                command = (folder / "cmdline").read_bytes()
+                environment = (folder / "environ").read_bytes()
                 status = (folder / "status").read_text()
             except OSError:
                 continue
             users = {str(2_000_000_000 + int(warden)) for warden in wardens}
             uid = status.split("Uid:")[1].split()[0]
-            if os.fsencode(state) in environment or uid in users:
-                found.append(f"process {folder.name} {environment[:80]!r}")
+            if os.fsencode(state) in command + environment or uid in users:
+                words = command.decode(errors="replace").split("\0")
+                found.append(f"process {folder.name}: {' '.join(words)}")
     found += [line for line in Path("/proc/mounts").read_text().splitlines() if str(state) in line]
-    for warden in wardens:
-        found += [str(p) for p in Path("/sys/fs/cgroup").glob(f"**/turngym-{warden}-*")]
+    # `os.walk`, unlike `Path.glob`, goes on where a control group vanishes under it.
+    for parent, groups, _ in os.walk("/sys/fs/cgroup"):
+        found += [
+            f"{parent}/{g}" for g in groups if g.rpartition("-")[0] in {f"turngym-{w}" for w in wardens}
+        ]
     return found
 
 
@@ -114,7 +119,7 @@ def test_the_traces_of_a_living_owner_are_found():
         owner.kill()
         owner.wait()
         owner.stdout.close()
-        assert any("warden" in each for each in found)
+        assert any("warden.py" in each for each in found), found
         assert len([each for each in found if each.startswith("process")]) > 2
         deadline = time.monotonic() + WITHIN_S
         while (left := traces(Path(folder), wardens)) and time.monotonic() < deadline:

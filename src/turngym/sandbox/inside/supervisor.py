@@ -177,8 +177,9 @@ class Supervisor:
             raise
         if shell is not None:
             shell.kill()
-        self._leftovers.append(place)
+        self._leave(place)
         self._places[header["world"]] = first
+        self._core.addressed = first
         numbers = [self._keep(self._places, other) for other in others]
         number = None
         if header["keep"]:
@@ -186,6 +187,11 @@ class Supervisor:
         else:
             snap.drop()
         self._core.answer(call, {"worlds": numbers, "snap": number})
+
+    def _leave(self, place: Place) -> None:
+        """Tidy `place` up later; from now on nobody makes anything in it."""
+        place.live = False
+        self._leftovers.append(place)
 
     def _freeze(self, place: Place, python: PythonSession | None, bash_state: bytes) -> Snap:
         if python is not None:
