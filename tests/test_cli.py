@@ -47,7 +47,7 @@ def test_help_answers_without_loading_what_only_commands_need() -> None:
         "print([m for m in ('torch', 'transformers', 'gymnasium', 'numpy', 'matplotlib', 'asyncio') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    for command in ("list", "play", "eval", "train", "env"):
+    for command in ("list", "play", "eval", "train", "env", "sandbox"):
         assert f" {command} " in done.stdout
     assert done.stdout.splitlines()[-1] == "[]"
 

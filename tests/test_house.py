@@ -29,6 +29,7 @@ LAYER = {
     "trainers": 4,
     "view": 4,
     "cli": 5,
+    "cli_sandbox": 5,
     "__main__": 5,
 }
 TORCH_ALLOWED = {"trainers", "agents.policies"}

@@ -1,5 +1,5 @@
 # ruff: noqa: PLC0415
-"""The command line: `turngym list | play | eval | train | env check`.
+"""The command line: `turngym list | play | eval | train | env check | sandbox`.
 
 Each command imports what it needs when it runs, so that `turngym --help` answers at once and nothing but training
 needs torch. What is wrong with the input is one message on standard error and exit code 2; `--traceback` shows where
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 import turngym
+from turngym.cli_sandbox import sandbox_app
 from turngym.errors import TurngymError
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ app = typer.Typer(
 )
 env_app = typer.Typer(no_args_is_help=True, help="For authors of environments.")
 app.add_typer(env_app, name="env")
+app.add_typer(sandbox_app, name="sandbox")
 
 EnvId = Annotated[str, typer.Argument(metavar="ENV", help="An environment's id; `turngym list` shows them.")]
 Options = Annotated[

@@ -1,8 +1,9 @@
 """What an agent might try, as programs that print ESCAPED where they get it.
 
 Each runs as the agent does: `code` by `python3 -c` with `SECRET` (a file of the host that everyone may read and
-write), `HOST_PID` and `HOST_HOME` in its environment, or in a live session (`session`), which has a wider kernel
-interface; `host` attacks also act from the host's side. See `selfcheck` for how they are judged.
+write), `HOST_PID`, `HOST_HOME` and `HOST_NAMES` (of the variables that only the host has) in its environment, or in a
+live session (`session`), which has a wider kernel interface; `host` attacks also act from the host's side. See
+`selfcheck` for how they are judged.
 
 Every program prints in one way (`_PRELUDE`): `tell(name, happened)` for a thing that must not happen.
 """
@@ -183,12 +184,12 @@ for a in (('1.1.1.1', 53), ('169.254.169.254', 80), ('10.0.0.1', 80), ('172.17.0
     tell(a[0], works(lambda: s.sendto(b'x', a)))
 s = socket.socket(socket.AF_INET6, socket.SOCK_DGRAM); tell('ff02::1', works(lambda: s.sendto(b'x', ('ff02::1', 9, 0, 2))))
 tell('interfaces', [n for _, n in socket.if_nameindex()] != ['lo'] if works(socket.if_nameindex) else False)""",
-    "ask a name server": "tell('dns', works(lambda: socket.getaddrinfo('example.com', 80))); tell('resolv', os.path.exists('/etc/resolv.conf'))",
+    "ask a name server": "tell('dns', works(lambda: socket.getaddrinfo('example.com', 80))); tell('resolv', any('nameserver' in l and ' 127.' not in l for l in open('/etc/resolv.conf')) if os.path.exists('/etc/resolv.conf') else False)",
     "hard link to the system": "for p in ('/etc/ld.so.cache', sys.executable, os.__file__, '/usr/bin/env'): tell(p, works(lambda: os.link(p, 'l' + str(hash(p))) or 1))",
     "set the clock": """
 tell('clock', works(lambda: time.clock_settime(time.CLOCK_REALTIME, 0) or 1)); tell('adjtimex', libc.adjtimex(ctypes.create_string_buffer(b'\\x01' + bytes(255))) >= 0)
 tell('offsets', writes('/proc/self/timens_offsets'))""",
-    "environment of the parent": "tell('own', bool(set(os.environ) - {'PATH', 'HOME', 'USER', 'LANG', 'TMPDIR', 'SECRET', 'HOST_PID', 'HOST_HOME', 'LC_CTYPE'})); tell('keeper', reads('/proc/1/environ'))",
+    "environment of the parent": "tell('own', any(n in os.environ for n in os.environ['HOST_NAMES'].split())); tell('keeper', reads('/proc/1/environ'))",
     "descriptors of the parent": """
 own = {int(n): os.readlink(f'/proc/self/fd/{n}') for n in os.listdir('/proc/self/fd') if os.path.islink(f'/proc/self/fd/{n}')}
 tell(str(own), any(n > 2 and not l.startswith('/proc/') for n, l in own.items())); tell('keeper', works(os.listdir, '/proc/1/fd') and bool(os.listdir('/proc/1/fd')))""",

@@ -25,6 +25,21 @@ from turngym.sandbox.base import Backend, Limits, Sandbox, SandboxLost
 
 LIMITS = Limits(wall_s=6, cpu_s=4, memory_mib=192, pids=48, disk_mib=24, files=3000, output_kib=64)
 _WITHIN_S = 120.0
+_OWN_VARIABLES = {
+    "PATH",
+    "HOME",
+    "USER",
+    "LANG",
+    "LC_CTYPE",
+    "TMPDIR",
+    "PWD",
+    "SHLVL",
+    "_",
+    "PYTHONHASHSEED",
+    "PYTHONDONTWRITEBYTECODE",
+}
+"what sandboxes set themselves"
+_PLANTED = "TURNGYM_SELFCHECK"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +136,12 @@ async def _attack(backend: Backend, attack: Attack) -> str:
         secret.write_text("host secret")
         secret.chmod(0o666)
         Path(folder).chmod(0o777)
-        values = {"SECRET": str(secret), "HOST_PID": str(os.getpid()), "HOST_HOME": os.path.expanduser("~")}
+        values = {
+            "SECRET": str(secret),
+            "HOST_PID": str(os.getpid()),
+            "HOST_HOME": os.path.expanduser("~"),
+            "HOST_NAMES": " ".join(_host_names()),
+        }
         async with await backend.create(LIMITS) as box:
             words = await _run(box, attack, values)
             assert "ESCAPED" not in words, f"it got what it wanted: {words.strip()[-300:]}"
@@ -159,10 +179,15 @@ async def _exec_io(box: Sandbox) -> None:
 async def _environment(box: Sandbox) -> None:
     result = await box.exec(["sh", "-c", 'pwd; printf %s "$V"'], cwd="/tmp", env={"V": "ü"})
     assert result.stdout == "/tmp\nü".encode(), "folder and environment"
-    leaked = set(os.environ) & {line.split("=")[0] for line in (await box.exec(["env"])).text.splitlines()}
-    assert leaked <= {"PATH", "HOME", "USER", "LANG", "TMPDIR", "PWD", "SHLVL", "_"}, (
-        f"leaked {sorted(leaked)}"
-    )
+    seen = {line.split("=")[0] for line in (await box.exec(["env"])).text.splitlines()}
+    leaked = seen & set(_host_names())
+    assert not leaked, f"leaked {sorted(leaked)}"
+
+
+def _host_names() -> list[str]:
+    """Variables of this process that a sandbox has no business with; one at least, so that there is something to leak."""
+    os.environ.setdefault(_PLANTED, "planted")
+    return sorted(set(os.environ) - _OWN_VARIABLES)
 
 
 async def _missing(box: Sandbox) -> None:
