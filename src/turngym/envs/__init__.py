@@ -14,6 +14,11 @@ _OWN_GAMES = {
     "turngym/Ledger-v0": "ledger:Ledger",
 }
 
+_TOOL = {
+    "turngym/PythonTasks-v0": "python.env:PythonTasks",
+    "turngym/SQL-v0": "sql.env:Sql",
+}
+
 _TOY_TEXT = {
     "turngym/FrozenLake-v1": "FrozenLake",
     "turngym/Taxi-v4": "Taxi",
@@ -51,11 +56,18 @@ times for a set), RushHour (searches for a solvable board for seconds), Klondike
 model (GuessWho, TwentyQuestions).
 """
 
+_BENCHMARKS = {
+    "turngym/BFCL-v4": ("bfcl:BFCL", "BFCL: function calling over several requests of a user"),
+}
+"""Their packages run in virtual environments of their own, which are made when they are first reset."""
+
 
 def register_all() -> None:
     """Register every environment of this package. May be called again."""
     for env_id, place in _OWN_GAMES.items():
         register(env_id, f"turngym.envs.text.{place}")
+    for env_id, place in _TOOL.items():
+        register(env_id, f"turngym.envs.tool.{place}")
     for env_id, name in _TOY_TEXT.items():
         register(env_id, f"turngym.envs.adapters.toy_text:{name}")
     register(
@@ -64,6 +76,8 @@ def register_all() -> None:
         requires="textworld",
         extra="textworld",
     )
+    for env_id, (place, description) in _BENCHMARKS.items():
+        register(env_id, f"turngym.envs.adapters.{place}", description=description)
     for game, description in _TEXTARENA.items():
         register(
             f"turngym/TextArena-{game}",
