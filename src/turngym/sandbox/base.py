@@ -195,6 +195,17 @@ class Sandbox(abc.ABC):
             ForkLost: state that can't be carried; nothing has changed.
         """
 
+    async def spawn(self, snapshot: Snapshot, n: int = 1) -> list[Self]:
+        """Make `n` sandboxes in the state of `snapshot`, whatever the state of this one, which stays as it is.
+
+        Raises:
+            ConfigError: the snapshot is of another family.
+        """
+        made = await self.fork(n)
+        for each in made:
+            await each.restore(snapshot)
+        return made
+
     @abc.abstractmethod
     async def interpreter(self, language: Language = "python") -> Interpreter:
         """The session of this sandbox in `language`; it keeps its state from cell to cell, and through forks."""

@@ -13,17 +13,13 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from turngym.envs.base import Forking, TurnEnv
-from turngym.envs.state import state_digest
-from turngym.errors import ConfigError, unknown_name
+from turngym.envs.folds import Fold, check_fold, deal_until, in_fold
+from turngym.errors import unknown_name
 from turngym.toolcalls import CallError, format_call, parse_calls
 from turngym.types import Message, Reply, ToolCall
-
-Fold = Literal["train", "test"]
-
-_MAX_DEALS = 10_000
 
 
 class GameState(Protocol):
@@ -73,8 +69,7 @@ class TextGame(TurnEnv, ABC, Generic[S]):
 
     def __init__(self, *, fold: Fold = "train", render_mode: str | None = None) -> None:
         super().__init__(render_mode=render_mode)
-        if fold not in ("train", "test"):
-            raise unknown_name("fold", fold, ["train", "test"])
+        check_fold(fold)
         self.fold: Fold = fold
 
     # ------------------------------------------------------------------ what a game writes
@@ -125,16 +120,11 @@ class TextGame(TurnEnv, ABC, Generic[S]):
         """Deal instances until one belongs to this fold (a fifth of all belong to `test`)."""
         for name in options:
             raise unknown_name(f"reset option of {type(self).__name__}", name, [])
-        for _ in range(_MAX_DEALS):
-            self._state = self.deal()
-            in_test = int(state_digest(self.instance(self._state))[:8], 16) % 5 == 0
-            if in_test == (self.fold == "test"):
-                break
-        else:
-            raise ConfigError(
-                f"none of {_MAX_DEALS} instances of {type(self).__name__} is in the {self.fold} fold: "
-                "there are too few different ones; make its options larger"
-            )
+        self._state = deal_until(
+            self.deal,
+            lambda state: in_fold(self.instance(state), self.fold),
+            what=f"instance of {type(self).__name__} in the {self.fold} fold",
+        )
         rules, opening = self.rules(self._state), self.opening(self._state)
         messages = [Message("system", rules), Message("user", opening)]
         return Reply(f"{rules}\n\n{opening}", messages=messages, info={"doomed": self.doomed(self._state)})

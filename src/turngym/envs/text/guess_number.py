@@ -12,7 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from turngym.envs.text.game import Feedback, Fold, TextGame, information
+from turngym.envs.folds import Fold
+from turngym.envs.text.game import Feedback, TextGame, information
 from turngym.errors import ConfigError
 from turngym.types import ToolCall
 

@@ -15,7 +15,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from turngym.envs.text.game import Feedback, Fold, TextGame
+from turngym.envs.folds import Fold
+from turngym.envs.text.game import Feedback, TextGame
 from turngym.errors import ConfigError
 from turngym.toolcalls import format_call
 from turngym.types import ToolCall

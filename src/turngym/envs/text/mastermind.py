@@ -19,7 +19,8 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from turngym.envs.text.game import Feedback, Fold, TextGame, information
+from turngym.envs.folds import Fold
+from turngym.envs.text.game import Feedback, TextGame, information
 from turngym.errors import ConfigError
 from turngym.types import ToolCall
 
