@@ -16,7 +16,6 @@ _OWN_GAMES = {
 
 _TOOL = {
     "turngym/PythonTasks-v0": "python.env:PythonTasks",
-    "turngym/PythonTasks-v0": "python.env:PythonTasks",
     "turngym/SQL-v0": "sql.env:Sql",
 }
 
