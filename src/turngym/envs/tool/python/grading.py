@@ -78,7 +78,6 @@ class Grader:
 
     async def _judge(self, problem: Problem, answers: Sequence[Any]) -> dict[str, Any]:
         request = {
-            "prompt": problem.prompt,
             "reference": problem.solution,
             "entry": problem.entry,
             "check": problem.check,
@@ -92,7 +91,7 @@ class Grader:
         try:
             said: dict[str, Any] = json.loads(output)
         except ValueError as error:
-            raise EnvFault(f"the check of {problem.name} broke: {words or output[-200:].decode(errors="replace")}") from error
+            raise EnvFault(f"the check of {problem.name} broke: {words or output[-200:]!r}") from error
         return said
 
     async def _ask(self, problem: Problem, source: str, cases: Sequence[Any]) -> tuple[Answers, str]:

@@ -27,7 +27,6 @@ def problems() -> tuple[Problem, ...]:
             statement=f"Complete this function, and submit it whole:\n{row['prompt']}",
             solution=row["prompt"] + row["canonical_solution"],
             check=row["test"],
-            prompt=row["prompt"],
         )
         for name, row in data.read_problems().items()
     )

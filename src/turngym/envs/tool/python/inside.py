@@ -73,10 +73,8 @@ def candidate(request: dict[str, Any]) -> None:
 def judge(request: dict[str, Any]) -> None:
     """Run the check against known answers: `{"passed": …}`, or `{"need": […]}`, argument tuples to ask for first."""
     scope: dict[str, Any] = {"__name__": "check"}
-    exec(request["prompt"], scope)  # helpers that the check may call
-    reference_scope: dict[str, Any] = {"__name__": "reference"}
-    exec(request["reference"], reference_scope)
-    reference = reference_scope[request["entry"]]
+    exec(request["reference"], scope)  # some checks call the problem's own functions by name
+    reference = scope[request["entry"]]
     known = {json.dumps(arguments): answer for arguments, answer in request["answers"]}
     need: list[Any] = []
 

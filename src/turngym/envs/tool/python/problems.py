@@ -39,8 +39,6 @@ class Problem:
     "what the function gives for each"
     check: str = ""
     "HumanEval's own check in place of cases; see `humaneval`"
-    prompt: str = ""
-    "definitions that the check may use"
 
 
 @functools.cache
