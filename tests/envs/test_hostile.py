@@ -11,14 +11,23 @@ import pytest
 
 from conftest import require
 from turngym import registry
+from turngym.envs import _BENCHMARKS
+from turngym.envs.adapters.worker_env import WorkerEnv
 from turngym.envs.base import TurnEnv
 from turngym.envs.checker import check_env
 from turngym.envs.hostile import CORPUS, hostile_texts, random_texts
-from turngym.registry import list_envs, make
+from turngym.registry import list_envs, load, make
+from worker_packages import require_worker
 
 IDS = [row.id for row in list_envs() if row.id.startswith("turngym/")]
-QUICK = [env_id for env_id in IDS if "Text" not in env_id]  # neither TextWorld nor TextArena
-SAMPLE = ["turngym/TextWorld-v0", "turngym/TextArena-Mastermind-v0", "turngym/TextArena-LightsOut-v0"]
+QUICK = [env_id for env_id in IDS if "Text" not in env_id and env_id not in _BENCHMARKS]
+"Neither TextWorld nor TextArena, nor what runs in a worker."
+SAMPLE = [
+    "turngym/TextWorld-v0",
+    "turngym/TextArena-Mastermind-v0",
+    "turngym/TextArena-LightsOut-v0",
+    *_BENCHMARKS,
+]
 "Of the slower ones, what every run of the tests looks at, at a smaller number of actions."
 
 
@@ -32,6 +41,8 @@ def factory(env_id: str, games: Path) -> Callable[[], TurnEnv]:
     entry = registry._ENVS[env_id]
     if entry.requires is not None:
         require(entry.requires, f"turngym[{entry.extra}]")
+    if issubclass(env_class := load(entry.entry_point), WorkerEnv):
+        require_worker(env_class.slot.pins)
     if env_id == "turngym/TextWorld-v0":
         return partial(make, env_id, games=2, cache_dir=games)
     return partial(make, env_id)
