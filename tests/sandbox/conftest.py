@@ -11,7 +11,8 @@ from typing import TypeVar
 import pytest
 
 from turngym.sandbox.base import Limits, Sandbox
-from turngym.sandbox.bubblewrap import Bubblewrap, BubblewrapSandbox
+from turngym.sandbox.bubblewrap import Bubblewrap
+from turngym.sandbox.supervised import SupervisedSandbox
 
 T = TypeVar("T")
 SMALL = Limits(wall_s=10, cpu_s=10, memory_mib=256, pids=32, disk_mib=16, files=2000, output_kib=64)
@@ -34,10 +35,10 @@ def bubblewrap() -> Bubblewrap:
 
 
 @pytest.fixture
-def inside(bubblewrap: Bubblewrap) -> Callable[[Callable[[BubblewrapSandbox], Awaitable[T]]], T]:
+def inside(bubblewrap: Bubblewrap) -> Callable[[Callable[[SupervisedSandbox], Awaitable[T]]], T]:
     """Run an async function on a fresh sandbox, and close that."""
 
-    def run(body: Callable[[BubblewrapSandbox], Awaitable[T]]) -> T:
+    def run(body: Callable[[SupervisedSandbox], Awaitable[T]]) -> T:
         async def whole() -> T:
             async with await bubblewrap.create(SMALL) as sandbox:
                 return await body(sandbox)

@@ -53,6 +53,8 @@ def test_the_environment_is_clean(inside, monkeypatch):
         b"USER",
         b"LANG",
         b"TMPDIR",
+        b"PYTHONHASHSEED",
+        b"PYTHONDONTWRITEBYTECODE",
     }
 
 

@@ -1,7 +1,8 @@
 """Isolated machines for agents, that can be frozen, restored and forked while they run.
 
 base         the contract, the limits, the registry of backends
-bubblewrap   the default backend; `inside/` is what runs within its walls
+bubblewrap   the default backend
+supervised   what it shares with others; `inside/` is what runs within their walls
 process      `unsafe-process`: the same contract with no isolation at all
 interpreter  Python and bash sessions
 lease        no sandbox outlives its owner; `warden` is the process that sees to it

@@ -16,8 +16,9 @@ import os
 import selectors
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
+from typing import Protocol
 
 from turngym.sandbox.inside import wire
 
@@ -27,6 +28,14 @@ Answer = tuple[wire.Header, bytes]
 _LARGE = 1 << 16
 
 
+class Unpacker(Protocol):
+    """Cuts what the other side sends into frames; `wire.Unpacker`, or one for a stream with more around them."""
+
+    def feed(self, data: bytes) -> list[Answer]:
+        """Add `data`; return the frames that are complete now."""
+        ...
+
+
 class ChannelClosed(ConnectionError):
     """The other side is gone."""
 
@@ -34,10 +43,9 @@ class ChannelClosed(ConnectionError):
 class Channel:
     """One connection. Answers are matched to requests by number."""
 
-    def __init__(self, sock: socket.socket, on_close: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, sock: socket.socket, unpacker: Unpacker | None = None) -> None:
         self._sock = sock
-        self._on_close = on_close
-        self._unpacker = wire.Unpacker()
+        self._unpacker = unpacker or wire.Unpacker()
         self._numbers = itertools.count(1)
         self._waiting: dict[int, Future[Answer]] = {}
         self._writing = threading.Lock()
@@ -130,7 +138,6 @@ class Channel:
         for future in waiting:
             if not future.done():
                 future.set_exception(ChannelClosed("the connection was closed"))
-        self._on_close()
 
 
 class _Reader:

@@ -1,0 +1,304 @@
+"""Sandboxes that are kept by a supervisor of ours (see `inside.supervisor`), whatever the walls around that are.
+
+The one idea: a backend builds the outer walls and starts the supervisor behind them; from there on every backend is
+the same. Forks of one cold start (*a family*) live under one supervisor, on one connection, on one lease.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import IO, Any, Final, Protocol, Self, cast
+
+from turngym.errors import ConfigError, unknown_name
+from turngym.sandbox.base import (
+    WORKSPACE,
+    ExecResult,
+    ForkLost,
+    Language,
+    Limits,
+    Sandbox,
+    SandboxLost,
+    Snapshot,
+)
+from turngym.sandbox.channel import Channel, ChannelClosed
+from turngym.sandbox.inside.wire import Header
+from turngym.sandbox.interpreter import Interpreter
+
+_ANSWER_WITHIN_S = 60.0
+FAMILY: Final = 8
+"how many times one sandbox's memory a whole family may hold (a backstop, where control groups are writable)"
+SESSION: Final = (
+    "import sys; sys.path.insert(0, '/.turngym'); from turngym_inside import pysession; "
+    "sys.path[0] = ''; pysession.main()"
+)
+
+
+class Lease(Protocol):
+    """The right to what the supervisor runs in."""
+
+    async def end(self) -> None:
+        """End it and wait until it is gone. Ending twice is harmless."""
+        ...
+
+    def end_soon(self) -> object:
+        """Ask for the end without waiting for it."""
+        ...
+
+
+def supervisor_config(
+    limits: Limits, *, forkable: bool, python: str, env: Mapping[str, str]
+) -> dict[str, Any]:
+    """What a supervisor needs to know.
+
+    Args:
+        limits: of each sandbox.
+        forkable: live Python sessions can be forked.
+        python: path of the interpreter inside.
+        env: the clean environment of every command and session.
+    """
+    return {
+        "limits": {
+            "cpu_s": limits.cpu_s,
+            "memory_mib": limits.memory_mib,
+            "pids": limits.pids,
+            "disk_mib": limits.disk_mib,
+            "files": limits.files,
+            "output_kib": limits.output_kib,
+        },
+        "forkable": forkable,
+        "python_session": [python, "-P", "-s", "-c", SESSION],
+        "env": {
+            "HOME": "/home/agent",
+            "USER": "agent",
+            "LANG": "C.UTF-8",
+            "TMPDIR": "/tmp",
+            # The same code does the same in every sandbox, and files are those that it writes on purpose.
+            "PYTHONHASHSEED": "0",
+            "PYTHONDONTWRITEBYTECODE": "1",
+            **env,
+        },
+    }
+
+
+class Family:
+    """One supervisor: the sandboxes that descend from one cold start."""
+
+    def __init__(self, name: str, channel: Channel, lease: Lease, limits: Limits, log: IO[bytes]) -> None:
+        self.channel = channel
+        self.lease = lease
+        self.limits = limits
+        self.id = name
+        self.worlds = {0}
+        self._log = log
+        # A family that nobody closed is ended with the last reference to it.
+        self._finalizer = weakref.finalize(self, _abandon, channel, lease, log)
+        self._finalizer.atexit = False
+
+    async def first(self, within_s: float) -> SupervisedSandbox:
+        """The sandbox of the cold start, once the supervisor is ready.
+
+        Raises:
+            SandboxLost: it did not start.
+        """
+        try:
+            greeting = asyncio.wrap_future(self.channel.greeting)
+            words, _ = await asyncio.wait_for(asyncio.shield(greeting), within_s)
+        except (ChannelClosed, TimeoutError) as error:
+            said = self.last_words()
+            await self.end()
+            raise SandboxLost(f"the sandbox did not start: {said}") from error
+        except asyncio.CancelledError:
+            await self.end()
+            raise
+        if "fault" in words:
+            await self.end()
+            raise SandboxLost(f"the sandbox did not start: {words['fault']}")
+        return SupervisedSandbox(self, 0)
+
+    async def ask(
+        self, header: Header, body: bytes = b"", *, within_s: float = _ANSWER_WITHIN_S
+    ) -> tuple[Header, bytes]:
+        """A request to the supervisor.
+
+        Raises:
+            SandboxLost: it is gone, does not answer, or says that the sandbox broke.
+            ForkLost: state that can't be carried.
+            OSError: what the file system refused.
+        """
+        try:
+            words, data = await asyncio.wait_for(self.channel.request(header, body), within_s)
+        except ChannelClosed as error:
+            raise SandboxLost(f"the sandbox is gone: {self.last_words()}") from error
+        except TimeoutError as error:
+            raise SandboxLost(f"the sandbox did not answer {header['op']!r} within {within_s:g} s") from error
+        if "lost" in words:
+            names = [str(name) for name in words["lost"]]
+            raise ForkLost(f"a fork can't carry {', '.join(names)}; close them first", lost=names)
+        if words.get("fault"):
+            raise SandboxLost(f"the sandbox broke: {words['fault']}")
+        if "errno" in words:
+            raise OSError(words["errno"], words["reason"], header.get("path"))
+        return words, data
+
+    def last_words(self) -> str:
+        """What the supervisor wrote to stderr."""
+        if self._log.closed:
+            return "it was closed"
+        self._log.seek(0)
+        return self._log.read().decode(errors="replace").strip()[-2000:] or "it said nothing"
+
+    async def end(self) -> None:
+        """End every sandbox of the family."""
+        self._finalizer.detach()
+        self.channel.close()
+        await self.lease.end()
+        self._log.close()
+
+
+def _abandon(channel: Channel, lease: Lease, log: IO[bytes]) -> None:
+    channel.close()
+    lease.end_soon()
+    log.close()
+
+
+class SupervisedSandbox(Sandbox):
+    """One sandbox of a family."""
+
+    def __init__(self, family: Family, world: int) -> None:
+        self._family = family
+        self._world = world
+        self._closed = False
+        self.limits = family.limits
+
+    async def _ask(
+        self, header: Header, body: bytes = b"", *, within_s: float = _ANSWER_WITHIN_S
+    ) -> tuple[Header, bytes]:
+        if self._closed:
+            raise SandboxLost("this sandbox was closed; make another one")
+        return await self._family.ask({**header, "world": self._world}, body, within_s=within_s)
+
+    async def exec(
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: bytes = b"",
+        timeout_s: float | None = None,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> ExecResult:
+        """See `Sandbox.exec`."""
+        if not argv or any("\0" in word for word in argv):
+            raise ConfigError(f"argv must be words without NUL bytes, got {list(argv)!r:.200}")
+        timeout = self.limits.wall_s if timeout_s is None else timeout_s
+        header = {
+            "op": "exec",
+            "argv": list(argv),
+            "timeout_s": timeout,
+            "cwd": cwd and absolute(cwd),
+            "env": dict(env or {}),
+        }
+        words, data = await self._ask(header, stdin, within_s=timeout + _ANSWER_WITHIN_S)
+        return ExecResult(
+            exit_code=words["exit_code"],
+            stdout=data[: words["out"]],
+            stderr=data[words["out"] :],
+            stdout_dropped=words["out_dropped"],
+            stderr_dropped=words["err_dropped"],
+            wall_s=words["wall_s"],
+            cpu_s=words["cpu_s"],
+            peak_memory_mib=words["peak_memory_mib"],
+            limit_hit=words["limit_hit"],
+        )
+
+    async def read(self, path: str, *, max_mib: int = 64) -> bytes:
+        """See `Sandbox.read`."""
+        return (await self._ask({"op": "read", "path": absolute(path), "limit": max_mib << 20}))[1]
+
+    async def write(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
+        """See `Sandbox.write`."""
+        await self._ask({"op": "write", "path": absolute(path), "mode": mode}, data)
+
+    async def digest(self) -> str:
+        """See `Sandbox.digest`."""
+        return cast(str, (await self._ask({"op": "digest"}))[0]["digest"])
+
+    async def _freeze(self, n: int, *, keep: bool) -> Header:
+        words, _ = await self._ask({"op": "freeze", "n": n, "keep": keep})
+        self._family.worlds.update(words["worlds"])
+        return words
+
+    async def snapshot(self) -> Snapshot:
+        """See `Sandbox.snapshot`."""
+        words = await self._freeze(0, keep=True)
+        return Snapshot(self._family.id, words["snap"])
+
+    async def fork(self, n: int = 1) -> list[Self]:
+        """See `Sandbox.fork`."""
+        if n < 1:
+            raise ConfigError(f"fork needs n of at least 1, got {n}")
+        words = await self._freeze(n, keep=False)
+        return [type(self)(self._family, world) for world in words["worlds"]]
+
+    async def spawn(self, snapshot: Snapshot, n: int = 1) -> list[Self]:
+        """See `Sandbox.spawn`. Nothing is frozen for it, so it costs half of a fork."""
+        self._check(snapshot)
+        if n < 1:
+            raise ConfigError(f"spawn needs n of at least 1, got {n}")
+        words, _ = await self._ask({"op": "spawn", "snap": snapshot.id, "n": n})
+        self._family.worlds.update(words["worlds"])
+        return [type(self)(self._family, world) for world in words["worlds"]]
+
+    async def restore(self, snapshot: Snapshot) -> None:
+        """See `Sandbox.restore`."""
+        self._check(snapshot)
+        words, _ = await self._ask({"op": "spawn", "snap": snapshot.id, "n": 1})
+        (world,) = words["worlds"]
+        old, self._world = self._world, world
+        self._family.worlds.add(world)
+        self._family.worlds.discard(old)
+        await self._family.ask({"op": "drop", "worlds": [old]})
+
+    async def drop(self, snapshot: Snapshot) -> None:
+        """See `Sandbox.drop`."""
+        self._check(snapshot)
+        await self._ask({"op": "drop", "snaps": [snapshot.id]})
+
+    def _check(self, snapshot: Snapshot) -> None:
+        if snapshot.family != self._family.id:
+            raise ConfigError(
+                f"snapshot {snapshot.family}/{snapshot.id} is of another sandbox family; "
+                "restore it in the sandbox that made it or in one of its forks"
+            )
+
+    async def interpreter(self, language: Language = "python") -> Interpreter:
+        """See `Sandbox.interpreter`."""
+        if language not in ("python", "bash"):
+            raise unknown_name("interpreter", language, ["python", "bash"])
+        return Interpreter(self._ask, language, self.limits)
+
+    async def close(self) -> None:
+        """See `Sandbox.close`."""
+        if self._closed:
+            return
+        self._closed = True
+        self._family.worlds.discard(self._world)
+        if not self._family.worlds:
+            await self._family.end()
+            return
+        try:
+            await self._family.ask({"op": "drop", "worlds": [self._world]})
+        except SandboxLost:
+            await self._family.end()  # it is gone already, and its other sandboxes with it
+
+
+def absolute(path: str) -> str:
+    """`path` from the workspace, as an absolute path inside the sandbox.
+
+    Raises:
+        ConfigError: for an empty path or a NUL byte.
+    """
+    if not path or "\0" in path:
+        raise ConfigError(f"not a path: {path!r}")
+    return path if path.startswith("/") else f"{WORKSPACE}/{path}"
