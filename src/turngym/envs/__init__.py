@@ -15,6 +15,7 @@ _OWN_GAMES = {
 }
 
 _TOOL = {
+    "turngym/Shell-v0": "shell.env:Shell",
     "turngym/PythonTasks-v0": "python.env:PythonTasks",
     "turngym/SQL-v0": "sql.env:Sql",
 }
