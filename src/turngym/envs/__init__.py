@@ -18,6 +18,7 @@ _TOOL = {
     "turngym/Shell-v0": "shell.env:Shell",
     "turngym/PythonTasks-v0": "python.env:PythonTasks",
     "turngym/SQL-v0": "sql.env:Sql",
+    "turngym/Services-v0": "services.env:Services",
 }
 
 _TOY_TEXT = {
@@ -59,6 +60,10 @@ model (GuessWho, TwentyQuestions).
 
 _BENCHMARKS = {
     "turngym/BFCL-v4": ("bfcl:BFCL", "BFCL: function calling over several requests of a user"),
+    "turngym/AgentDojo-v1": (
+        "agentdojo:AgentDojo",
+        "AgentDojo: a user's request over mail, files, travel, money or chat, with prompt injections or without",
+    ),
 }
 """Their packages run in virtual environments of their own, which are made when they are first reset."""
 
