@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from turngym.envs.base import Forking
-from turngym.envs.state import state_digest
+from turngym.envs.folds import Fold, check_fold, deal_until, in_fold
 from turngym.envs.tool.calling import Ending, ToolCalling
 from turngym.envs.tool.schema import nearest
 from turngym.envs.tool.sql import spider
@@ -31,7 +31,6 @@ from turngym.errors import ConfigError, unknown_name
 from turngym.toolcalls import format_call
 from turngym.types import Reply, ToolCall
 
-Fold = Literal["train", "test"]
 Pack = Literal["generated", "spider"]
 
 _SHOWN_ROWS = 20
@@ -88,8 +87,7 @@ class Sql(ToolCalling):
     ) -> None:
         if pack not in ("generated", "spider"):
             raise unknown_name("pack", pack, ["generated", "spider"])
-        if fold not in ("train", "test"):
-            raise unknown_name("fold", fold, ["train", "test"])
+        check_fold(fold)
         if max_steps < 1:
             raise ConfigError(f"max_steps must be at least 1, got {max_steps}")
         if pack == "spider":
@@ -112,13 +110,10 @@ class Sql(ToolCalling):
         if self.pack == "spider":
             ours = [each for each in spider.problems() if self._is_ours(each)]
             return ours[int(self.np_random.integers(len(ours)))]
-        while not self._is_ours(problem := generate(self.np_random)):
-            pass
-        return problem
+        return deal_until(lambda: generate(self.np_random), self._is_ours, what=f"{self.fold} question")
 
     def _is_ours(self, problem: Problem) -> bool:
-        in_test = int(state_digest(problem.sql, problem.question)[:8], 16) % 5 == 0
-        return in_test == (self.fold == "test")
+        return in_fold((problem.sql, problem.question), self.fold)
 
     # ------------------------------------------------------------------ tools
 
