@@ -44,7 +44,7 @@ class Package(Protocol):
     def act(self, episode: Any, **message: Any) -> Header:
         """Change the episode by one message of the policy; returns what it shows."""
 
-    def gold(self, episode: Any) -> Header:
+    def gold(self, episode: Any, **options: Any) -> Header:
         """The message that the package's own solution says next."""
 
     def key(self, episode: Any) -> str:
@@ -63,7 +63,7 @@ def answer(package: Package, request: Header, body: bytes) -> tuple[Header, byte
         episode = pickle.loads(body)
         shown = package.act(episode, **request)
     elif op in ("gold", "key"):
-        return {"value": getattr(package, op)(pickle.loads(body))}, b""
+        return {"value": getattr(package, op)(pickle.loads(body), **request)}, b""
     else:
         raise ValueError(f"no operation {op!r}")
     return {"value": shown, "key": package.key(episode)}, pickle.dumps(episode, protocol=5)
