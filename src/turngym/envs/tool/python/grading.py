@@ -102,7 +102,7 @@ class Grader:
             output, words = await _run(machine, "candidate", request)
         finally:
             await machine.close()
-        return _read(output, len(cases)), words
+        return read_answers(output, len(cases)), words
 
 
 async def _run(machine: Machine, role: str, request: dict[str, Any]) -> tuple[bytes, str]:
@@ -113,7 +113,7 @@ async def _run(machine: Machine, role: str, request: dict[str, Any]) -> tuple[by
     return done.stdout, "" if done.exit_code == 0 else f"it ended with status {done.exit_code}"
 
 
-def _read(output: bytes, cases: int) -> Answers:
+def read_answers(output: bytes, cases: int) -> Answers:
     """One answer a line, up to the first line that is none. The submission may have written anything."""
     answers: Answers = []
     for line in output.split(b"\n")[:cases]:
