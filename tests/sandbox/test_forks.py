@@ -120,6 +120,20 @@ def test_a_fork_carries_variables_folder_files_and_open_files(inside):
     assert fork == "([1, 2], '/workspace/d', 'one fork', 8, 1)"
 
 
+def test_a_fork_carries_the_global_random_generator(inside):
+    async def body(box):
+        await value(box, "import random; random.seed(1); random.gauss(0, 1)")
+        (fork,) = await box.fork()
+        snapshot = await box.snapshot()
+        draw = "random.random(), random.gauss(0, 1), random.getrandbits(99)"
+        seen = [await value(fork, draw), await value(box, draw)]
+        await box.restore(snapshot)
+        return [*seen, await value(box, draw)]
+
+    one, two, three = inside(body)
+    assert one == two == three
+
+
 def test_forks_can_not_see_or_signal_each_other(inside):
     async def body(box):
         await value(box, "import os, signal; x = 1")

@@ -7,12 +7,14 @@ attack it.
 
 from __future__ import annotations
 
+import _random
 import ast
 import base64
 import contextlib
 import gc
 import linecache
 import os
+import random
 import resource
 import signal
 import socket
@@ -28,6 +30,7 @@ from . import linux, wire
 from .worlds import PLACES
 
 CONTROL = 3
+_GENERATOR: Any = random._inst
 _RICH = {
     "text/html": "_repr_html_",
     "text/markdown": "_repr_markdown_",
@@ -49,6 +52,23 @@ class OpenFile(NamedTuple):
     inheritable: bool
 
 
+class _Luck(NamedTuple):
+    """The state of the global random generator, which Python seeds anew in every process that it forks."""
+
+    numbers: Any
+    gauss_next: float | None
+
+    @classmethod
+    def now(cls) -> _Luck:
+        """Read it past whatever the session's code has put in the place of Python's own methods."""
+        return cls(_random.Random.getstate(_GENERATOR), _GENERATOR.gauss_next)
+
+    def restore(self) -> None:
+        """Put it back."""
+        _random.Random.setstate(_GENERATOR, self.numbers)
+        _GENERATOR.gauss_next = self.gauss_next
+
+
 class Session:
     """State that lasts from cell to cell."""
 
@@ -63,6 +83,7 @@ class Session:
         self.folder = ""
         self.frozen = False
         self._sigchld: Any = signal.SIG_DFL
+        self._luck = _Luck.now()
         self.unpacker = wire.Unpacker()
         self.waiting: list[tuple[wire.Header, bytes, list[int]]] = []
 
@@ -179,6 +200,7 @@ class Session:
 
     def fork(self, fds: list[int], each: int, header: wire.Header) -> None:
         """Start one fork for every `each` descriptors of `fds`: control, stdout, stderr, then `PLACES`."""
+        self._luck = _Luck.now()
         soft, hard = resource.getrlimit(resource.RLIMIT_NPROC)
         # A new user namespace passes the present limit on to all of its descendants together.
         resource.setrlimit(resource.RLIMIT_NPROC, (hard, hard))
@@ -226,6 +248,7 @@ class Session:
             os.close(fd)
         self.frozen = False
         self._reopen()
+        self._luck.restore()
         self.send({"op": "hello"})
 
     def _reopen(self) -> None:
