@@ -229,6 +229,12 @@ def tiny_model(kind: str = "llama", *, seed: int = 0, vocabulary: int = 364, **c
             sliding | {"query_pre_attn_scalar": 8, "layer_types": ["sliding_attention", "full_attention"]},
         ),
         "gpt2": ("GPT2", common | {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 512}),
+        "opt": (
+            "OPT",
+            common
+            | {"hidden_size": 32, "ffn_dim": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+            | {"word_embed_proj_dim": 32, "max_position_embeddings": 512, "dropout": 0.0},
+        ),
         "mamba": ("Mamba", common | {"hidden_size": 32, "num_hidden_layers": 2, "state_size": 4}),
         "bloom": ("Bloom", common | {"hidden_size": 32, "n_layer": 2, "n_head": 4}),
     }

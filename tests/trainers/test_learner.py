@@ -119,12 +119,13 @@ def test_tokens_that_were_not_sampled_get_no_gradient(name: str) -> None:
     taught = learner(model, loss=LossConfig(name=name))
     logits = torch.zeros(1, row.ids.size, VOCABULARY, requires_grad=True)
 
-    class Fixed(torch.nn.Module):
+    class Fixed(torch.nn.Linear):
         def forward(self, **_: object) -> object:
             return type("Output", (), {"logits": logits})()
 
-    taught.model = Fixed()
-    loss, _ = taught._forward([row], 3.0)
+    taught.model = Fixed(1, 1)
+    (part,) = taught.layout.parts([row], 100)
+    loss, _ = taught._forward(part, 3.0)
     loss.backward()
     assert logits.grad is not None
     touched = sorted(set(logits.grad[0].abs().sum(-1).nonzero().flatten().tolist()))

@@ -164,7 +164,9 @@ class OptimiserConfig:
     minibatches: int = 1
     "optimiser steps per pass"
     micro_tokens: int = 16384
-    "padded tokens in one forward; smaller needs less memory and changes nothing else"
+    "tokens in one forward, padding included; smaller needs less memory and changes nothing else"
+    layout: Literal["flat", "packed"] = "flat"
+    "`packed` computes what rows share once; the update is the same to rounding (see `trainers.packing`)"
 
     def __post_init__(self) -> None:
         _at_least(self, "optimiser", 0, "lr", "warmup", "weight_decay", "beta1", "beta2", "grad_clip")

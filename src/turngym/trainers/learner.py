@@ -24,6 +24,7 @@ from torch import Tensor
 from turngym.errors import ConfigError, HarnessFault
 from turngym.seeding import generator
 from turngym.trainers.config import LossConfig, OptimiserConfig, PolicyConfig
+from turngym.trainers.layouts import Part, get_layout
 from turngym.trainers.losses import (
     Aggregation,
     TokenBatch,
@@ -54,6 +55,14 @@ def with_adapter(model: Any, config: PolicyConfig, *, seed: int) -> Any:
                 task_type="CAUSAL_LM",
             ),
         )
+
+
+def checkpoint_activations(model: Any) -> None:
+    """Let `model` compute the activations of each layer again in the backward instead of keeping them."""
+    # transformers 5 renamed the method
+    name = "activation_checkpointing_enable"
+    enable = getattr(model, name, None) or model.gradient_checkpointing_enable
+    enable({"use_reentrant": False})
 
 
 _FIELDS = ("behaviour_logprobs", "advantages", "lower_clip_extra")
@@ -91,12 +100,7 @@ class Learner:
                 "training needs a sampling temperature above 0: greedy actions have no gradient"
             )
         self.model = model
-        self.renderer_hash, self.pad_id, self.temperature, self.seed = (
-            renderer_hash,
-            pad_id,
-            temperature,
-            seed,
-        )
+        self.renderer_hash, self.temperature, self.seed = renderer_hash, temperature, seed
         self.loss_config, self.config = loss, optimiser
         self.loss = get_loss(loss.name, **loss.options)
         check_inputs(self.loss, _FIELDS)
@@ -115,6 +119,7 @@ class Learner:
         )
         self.updates, self.updates_done = updates, 0
         self._reference = _reference(model) if loss.kl else None
+        self.layout = get_layout(optimiser.layout, model, pad_id=pad_id)
 
     def update(self, trees: Sequence[Tree]) -> dict[str, float]:
         """One cycle over scored trees: `epochs` × `minibatches` optimiser steps.
@@ -170,14 +175,15 @@ class Learner:
         denominator = self.aggregation.denominator(tokens=tokens, rollouts=rollouts)
         self.optimiser.zero_grad(set_to_none=True)
         parts = []
-        for micro in _micro_batches(rows, self.config.micro_tokens):
-            loss, part = self._forward(micro, denominator)
-            if not torch.isfinite(loss):
-                raise HarnessFault(
-                    f"the loss is {loss.item()} at update {self.updates_done}: nothing was changed"
-                )
-            loss.backward()  # type: ignore[no-untyped-call]
-            parts.append(part)
+        for part in self.layout.parts(rows, self.config.micro_tokens):
+            with part.attention(self.model):
+                loss, statistics = self._forward(part, denominator)
+                if not torch.isfinite(loss):
+                    raise HarnessFault(
+                        f"the loss is {loss.item()} at update {self.updates_done}: nothing was changed"
+                    )
+                loss.backward()  # type: ignore[no-untyped-call]
+            parts.append(statistics)
         limit = self.config.grad_clip or math.inf
         norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, limit))
         if not math.isfinite(norm):
@@ -187,16 +193,16 @@ class Learner:
         self.optimiser.step()
         return merge(parts), norm
 
-    def _forward(self, rows: Sequence[Row], denominator: float) -> tuple[Tensor, dict[str, float]]:
-        device = self.parameters[0].device
-        logits = self._target_logits(self.model, rows)
+    def _forward(self, part: Part, denominator: float) -> tuple[Tensor, dict[str, float]]:
+        device, rows = self.parameters[0].device, part.rows
+        logits = self._target_logits(self.model, part)
         targets = torch.from_numpy(np.concatenate([r.ids[r.targets] for r in rows]).astype(np.int64))
         targets = targets.to(device)
         logprobs = _logprobs(logits, targets)
         reference = None
         if self._reference is not None:
-            with torch.no_grad(), self._reference() as model:
-                reference = _logprobs(self._target_logits(model, rows), targets)
+            with torch.no_grad(), self._reference() as model, part.attention(model):
+                reference = _logprobs(self._target_logits(model, part), targets)
 
         def column(name: str) -> Tensor:
             return torch.from_numpy(np.concatenate([getattr(r, name) for r in rows])).to(device)
@@ -218,23 +224,10 @@ class Learner:
             statistics |= more
         return loss, statistics
 
-    def _target_logits(self, model: Any, rows: Sequence[Row]) -> Tensor:
-        """`(M, V)` float32 logits that predict the trained tokens, divided by the sampling temperature."""
-        device = self.parameters[0].device
-        ids = torch.nn.utils.rnn.pad_sequence(
-            [torch.from_numpy(r.ids.astype(np.int64)) for r in rows],
-            batch_first=True,
-            padding_value=self.pad_id,
-        ).to(device)
-        lengths = torch.tensor([r.ids.size for r in rows], device=device)
-        attention = torch.arange(ids.shape[1], device=device) < lengths[:, None]
-        logits = model(input_ids=ids, attention_mask=attention.long(), use_cache=False).logits
-        row = np.repeat(np.arange(len(rows)), [r.targets.size for r in rows])
-        position = np.concatenate([r.targets for r in rows]) - 1
-        picked: Tensor = logits[
-            torch.from_numpy(row).to(device), torch.from_numpy(position).long().to(device)
-        ]
-        return picked.float() / self.temperature
+    def _target_logits(self, model: Any, part: Part) -> Tensor:
+        """`(M, V)` logits, float32 or wider, that predict the trained tokens, divided by the sampling temperature."""
+        logits = part.logits(model)
+        return logits.to(torch.promote_types(logits.dtype, torch.float32)) / self.temperature
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint holds beside the weights."""
@@ -285,14 +278,3 @@ def _split(rows: Sequence[Row], parts: int, rng: np.random.Generator) -> list[li
     """Shuffled mini-batches of about equal numbers of rows; fewer where there are fewer rows."""
     order = rng.permutation(len(rows)) if parts > 1 else np.arange(len(rows))
     return [[rows[i] for i in chunk] for chunk in np.array_split(order, min(parts, len(rows)))]
-
-
-def _micro_batches(rows: Sequence[Row], tokens: int) -> Iterator[list[Row]]:
-    """Rows of like length together, at most `tokens` padded tokens each (one row may be longer)."""
-    batch: list[Row] = []
-    for row in sorted(rows, key=lambda r: r.ids.size):
-        if batch and (len(batch) + 1) * row.ids.size > tokens:
-            yield batch
-            batch = []
-        batch.append(row)
-    yield batch
