@@ -136,6 +136,7 @@ class Machine:
 
     def __init__(self, shot: _Shot, sandbox: Sandbox) -> None:
         self._sandbox = sandbox
+        self.limits = sandbox.limits
         self._family = shot.family
         self._shot = shot
         self._since: list[_Act] = []

@@ -117,7 +117,9 @@ class SandboxEnv(ToolCalling, Generic[T]):
         """Deal a task of this fold, and begin it in a fresh machine."""
         self.refuse_options(options)
         self._leave()
-        task = deal_until(self.deal, self.belongs, what=f"task of {type(self).__name__} in the {self.fold} fold")
+        task = deal_until(
+            self.deal, self.belongs, what=f"task of {type(self).__name__} in the {self.fold} fold"
+        )
         self._live = _Live(task, {}, await self._machines.start())
         return await self.begin(task)
 

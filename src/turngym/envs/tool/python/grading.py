@@ -21,9 +21,10 @@ from turngym.envs.tool.python.problems import Problem
 from turngym.errors import EnvFault
 from turngym.sandbox.base import Limits
 
-_LIMITS = Limits(wall_s=60, cpu_s=10, memory_mib=512, pids=16, disk_mib=16, output_kib=4096)
 _PROGRAM = Path(inside.__file__).read_text(encoding="utf-8")
 _ROUNDS = 8
+_PATIENCE = 10
+"seconds on the clock for each CPU second: the machine may be busy with other episodes"
 _TOLERANCE = 1e-9
 
 Answers = list[dict[str, Any]]
@@ -45,10 +46,18 @@ class Verdict:
 
 
 class Grader:
-    """Runs hidden tests."""
+    """Runs hidden tests.
 
-    def __init__(self, sandbox: str = "best") -> None:
-        self._machines = machines(Blueprint(limits=_LIMITS, forkable=False, sandbox=sandbox))
+    Args:
+        sandbox: name of the backend.
+        cpu_s: CPU seconds that a submission may take for all cases together.
+    """
+
+    def __init__(self, sandbox: str = "best", *, cpu_s: float = 10.0) -> None:
+        limits = Limits(
+            wall_s=_PATIENCE * cpu_s, cpu_s=cpu_s, memory_mib=512, pids=16, disk_mib=16, output_kib=4096
+        )
+        self._machines = machines(Blueprint(limits=limits, forkable=False, sandbox=sandbox))
 
     async def grade(self, problem: Problem, source: str) -> Verdict:
         """Test `source`, a Python module that defines the problem's function.
@@ -107,7 +116,7 @@ class Grader:
 
 async def _run(machine: Machine, role: str, request: dict[str, Any]) -> tuple[bytes, str]:
     argv = ["python3", "-I", "-S", "-c", _PROGRAM, role]
-    done = await machine.exec(argv, json.dumps(request).encode(), timeout_s=_LIMITS.wall_s)
+    done = await machine.exec(argv, json.dumps(request).encode(), timeout_s=machine.limits.wall_s)
     if done.limit_hit is not None:
         return done.stdout, f"it hit the {done.limit_hit} limit"
     return done.stdout, "" if done.exit_code == 0 else f"it ended with status {done.exit_code}"

@@ -55,7 +55,7 @@ def _choices(template: Template) -> Iterator[tuple[str, dict[str, str]]]:
         for names, values in zip(template.choices, combination, strict=True):
             together = values if "," in names else (values,)
             given |= {name: str(value) for name, value in zip(names.split(","), together, strict=True)}
-            label.append(str(together[0]))
+            label.append("/".join(map(str, together if isinstance(together[0], int) else together[:1])))
         yield f"{template.name}({', '.join(label)})", given
 
 

@@ -21,7 +21,7 @@ from turngym.sandbox.base import Limits
 from turngym.toolcalls import format_call
 from turngym.types import Reply, ToolCall
 
-_RULES = "Use the shell. Say done when the task is done."
+_RULES = "Use the shell. Call done when the task is done."
 _CHATTER = (
     "ls",
     "pwd",

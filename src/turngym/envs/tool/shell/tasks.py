@@ -15,6 +15,8 @@ WORDS = (
     "red", "blue", "green", "gold", "pink", "grey", "lime", "teal", "apple", "pear", "plum", "fig", "lemon", "grape",
     "cat", "dog", "fox", "owl", "bee", "ant", "sun", "moon", "star", "rain", "snow", "wind",
 )  # fmt: skip
+NAMES = tuple(f"{colour}{digit}" for colour in ("red", "blue", "green", "gold") for digit in range(10))
+"For short tasks: models of a million parameters read them as two tokens."
 FOLDERS = ("old", "new", "work", "keep", "data", "logs", "docs", "misc")
 EXTENSIONS = ("txt", "csv", "log", "md", "dat")
 
@@ -47,8 +49,8 @@ def task(words: str, files: Mapping[str, str], changes: Mapping[str, str | None]
 
 
 def _some_files(rng: np.random.Generator, count: int) -> tuple[dict[str, str], list[str]]:
-    """Files with a word each, and two names that are free."""
-    names = pick(rng, WORDS, count + 2)
+    """Files with a line each, and two names that are free."""
+    names = pick(rng, NAMES, count + 2)
     contents = pick(rng, WORDS, count)
     return dict(zip(names, (f"{word}\n" for word in contents), strict=False)), names[count:]
 
