@@ -10,7 +10,7 @@ spend the steps:
 Every run is evaluated on the same held-out tasks at the same env steps. The figures are the env steps at which the mean
 curve of a rule first reaches GRPO's final success, as a share of GRPO's steps. The plot goes to `docs/learning.png`.
 
-Runs are processes of one thread each, as many at once as there are cores.
+Runs are processes of one thread each, as many at once as there are cores to use.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def main() -> None:
     arguments = parser.parse_args()
 
     jobs = [(rule, seed) for seed in range(arguments.seeds) for rule in RUNS]
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         done = list(pool.map(lambda job: run_one(*job, arguments.out / f"{job[0]}-{job[1]}"), jobs))
     grid = np.linspace(0, ENV_STEPS, 49)
     curves = {

@@ -139,6 +139,16 @@ def test_micro_batches_change_nothing() -> None:
     torch.testing.assert_close(cut, whole, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.parametrize("minibatches", [1, 2])
+def test_trees_without_a_signal_count_in_the_denominator(minibatches: int) -> None:
+    """They are left out of the forward pass to save time, which must not make the others weigh more."""
+    loud = [group_tree(tiny_model(), [1.0, -1.0], name=str(s), seed=s) for s in range(2)]
+    silent = [group_tree(tiny_model(), [0.0, 0.0], name=f"silent {s}", seed=s) for s in range(2)]
+    alone = gradient(tiny_model(), loud, minibatches=minibatches)
+    diluted = gradient(tiny_model(), loud + silent, minibatches=minibatches)
+    torch.testing.assert_close(diluted, alone / 2, rtol=1e-5, atol=1e-7)
+
+
 def test_a_shared_prefix_is_trained_once() -> None:
     model = tiny_model()
     tree = group_tree(model, [1.0])

@@ -133,6 +133,8 @@ class Learner:
             HarnessFault: for a loss or gradient that is not finite; the weights are then unchanged by that step.
         """
         rows = rows_of(trees, renderer_hash=self.renderer_hash)
+        # Rows without a signal count in denominators, whether or not they are spared the forward pass.
+        tokens = sum(row.targets.size for row in rows)
         if not self.penalties:
             rows = signal_only(rows)
         lr = self.config.lr * learning_rate_factor(self.config, self.updates_done, self.updates)
@@ -145,20 +147,25 @@ class Learner:
             "learner/skipped": float(not rows),
         }
         if rows:
-            statistics |= self._fit(rows, rollouts=sum(trained_paths(tree) for tree in trees))
+            statistics |= self._fit(rows, tokens, rollouts=sum(trained_paths(tree) for tree in trees))
         self.updates_done += 1
         return statistics
 
-    def _fit(self, rows: Sequence[Row], rollouts: int) -> dict[str, float]:
+    def _fit(self, rows: Sequence[Row], tokens: int, rollouts: int) -> dict[str, float]:
         was_training = self.model.training
         self.model.train()
         try:
             rng = generator(self.seed, "update", self.updates_done)
             statistics: dict[str, float] = {}
+            with_signal = sum(row.targets.size for row in rows)
             for _ in range(self.config.epochs):
                 parts, norms = [], []
                 for batch in _split(rows, self.config.minibatches, rng):
-                    part, norm = self._step(batch, rollouts * len(batch) / len(rows))
+                    share = sum(row.targets.size for row in batch) / with_signal
+                    denominator = self.aggregation.denominator(
+                        tokens=tokens * share, rollouts=rollouts * len(batch) / len(rows)
+                    )
+                    part, norm = self._step(batch, denominator)
                     parts.append(part)
                     norms.append(norm)
                 statistics = merge(parts)
@@ -169,10 +176,8 @@ class Learner:
         finally:
             self.model.train(was_training)
 
-    def _step(self, rows: Sequence[Row], rollouts: float) -> tuple[dict[str, float], float]:
+    def _step(self, rows: Sequence[Row], denominator: float) -> tuple[dict[str, float], float]:
         """One optimiser step. Returns statistics and the gradient's norm before clipping."""
-        tokens = sum(row.targets.size for row in rows)
-        denominator = self.aggregation.denominator(tokens=tokens, rollouts=rollouts)
         self.optimiser.zero_grad(set_to_none=True)
         parts = []
         for part in self.layout.parts(rows, self.config.micro_tokens):

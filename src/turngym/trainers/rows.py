@@ -118,8 +118,8 @@ def _row(nodes: Sequence[Node], trained: set[int]) -> Row:
 def signal_only(rows: Sequence[Row]) -> list[Row]:
     """Rows of trees that have an advantage other than 0: the others have no gradient, unless a penalty gives one.
 
-    Trees stay whole: if rows were dropped one by one, the number of tokens that a loss divides by would depend on how
-    often a rollout restarted its context.
+    Trees stay whole: if rows were dropped one by one, statistics and the cut into mini-batches would depend on how often
+    a rollout restarted its context. Denominators are counted before.
     """
     with_signal = {row.rollout_id for row in rows if row.advantages.any()}
     return [row for row in rows if row.rollout_id in with_signal]

@@ -50,7 +50,7 @@ class Aggregation:
                 "constant needs a positive number of tokens, turn_constant one of turns, the others take none"
             )
 
-    def denominator(self, *, tokens: int, rollouts: float) -> float:
+    def denominator(self, *, tokens: float, rollouts: float) -> float:
         """The global denominator of `TokenBatch`.
 
         Args:
