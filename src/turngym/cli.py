@@ -358,6 +358,49 @@ def _train_config(config: str | None, out: Path | None, resume: bool) -> TrainCo
     return TrainConfig.load(out / "config.toml")
 
 
+# ---------------------------------------------------------------------- lab
+
+
+@app.command()
+def lab(
+    rules: Annotated[
+        list[str] | None, typer.Argument(metavar="[RULE]...", help="Credit rules; by default all of them.")
+    ] = None,
+    problem: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="A problem; repeatable. By default all of them.")
+    ] = None,
+    samples: Annotated[
+        int, typer.Option(min=1000, help="Trees a problem that a claim is judged on.")
+    ] = 100_000,
+    seed: Annotated[int, typer.Option(min=0, help="Everything follows from it.")] = 0,
+    workers: Annotated[int | None, typer.Option(min=1, help="Processes; by default one a core.")] = None,
+    docs: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write the page credit.md and its plot there.")
+    ] = None,
+    json_file: JsonFile = None,
+) -> None:
+    """Hold every credit rule against the exact policy gradient of small problems."""
+    from turngym.trainers import lab as exact_lab
+    from turngym.trainers.lab import report
+    from turngym.view.console import stdout
+
+    results = exact_lab.run(
+        samples=samples,
+        seed=seed,
+        rules=rules,
+        problems=problem,
+        workers=workers,
+        on_done=lambda name: typer.echo(f"done: {name}", err=True),
+    )
+    stdout().print(report.table(results))
+    if json_file is not None:
+        _write_figures(json_file, exact_lab.figures(results))
+    if docs is not None:
+        report.write_docs(docs, results, samples=samples, seed=seed)
+    if any(verdict.refuted for verdict in exact_lab.verdicts(results)):
+        raise typer.Exit(1)
+
+
 # ---------------------------------------------------------------------- shared
 
 

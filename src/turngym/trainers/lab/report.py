@@ -1,0 +1,201 @@
+"""What the lab found, as a table for people, a page and a plot for the docs.
+
+Everything that is written follows from the results; nothing is typed in by hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.table import Table
+
+from turngym.registry import import_extra
+from turngym.trainers.lab.estimates import BUDGET
+from turngym.trainers.lab.mdps import PROBLEMS, exact
+from turngym.trainers.lab.run import Result, Verdict, verdicts
+from turngym.trainers.lab.trials import TRIALS
+
+COLUMNS = (
+    "rule",
+    "trees",
+    "claim",
+    "",
+    "bias z",
+    "limit",
+    "scale",
+    "tilt",
+    "worst at",
+    "cosine",
+    "wrong signs",
+    "variance",
+    "ESS",
+)
+
+
+def _cells(verdict: Verdict) -> tuple[str, ...]:
+    trial, astray = TRIALS[verdict.trial], verdict.astray
+    low, high = verdict.scales
+    where = ""
+    if astray is not None:
+        component = PROBLEMS[astray.problem].components[astray.quality.astray]
+        where = f"{astray.problem}, {component}"
+    return (
+        verdict.trial,
+        trial.plan,
+        trial.claim,
+        "held" if verdict.holds else "REFUTED" if verdict.refuted else "not seen",
+        f"{verdict.bias_z:.1f}",
+        f"{verdict.limit:.1f}",
+        f"{low:.2f}" if f"{low:.2f}" == f"{high:.2f}" else f"{low:.2f}–{high:.2f}",
+        f"{astray.quality.tilt:.2f}" if astray is not None else "–",
+        where,
+        f"{verdict.mean('cosine'):.3f}",
+        f"{verdict.mean('sign_error'):.3f}",
+        f"{verdict.mean('variance'):.2f}",
+        f"{verdict.mean('ess'):.0f}",
+    )
+
+
+def table(results: Sequence[Result]) -> Table:
+    """One line a trial, over all problems."""
+    out = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
+    for name in COLUMNS:
+        out.add_column(
+            name, justify="left" if name in ("rule", "trees", "claim", "", "worst at") else "right"
+        )
+    for verdict in verdicts(results):
+        out.add_row(*_cells(verdict), style="bold red" if verdict.refuted else "")
+    return out
+
+
+# ---------------------------------------------------------------------- docs
+
+
+def write_docs(folder: Path, results: Sequence[Result], *, samples: int, seed: int) -> None:
+    """Write `credit.md` and `credit.png` into `folder`.
+
+    Raises:
+        MissingDependency: without matplotlib.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    plot(folder / "credit.png", results)
+    (folder / "credit.md").write_text(page(results, samples=samples, seed=seed), encoding="utf-8")
+
+
+def page(results: Sequence[Result], *, samples: int, seed: int) -> str:
+    """The page on credit, in Markdown."""
+    found = verdicts(results)
+    problems = list(dict.fromkeys(r.problem for r in results))
+    parts = [
+        _INTRODUCTION.format(samples=samples, seed=seed, budget=BUDGET, fewer=samples // 10),
+        _markdown(COLUMNS, [_cells(verdict) for verdict in found]),
+        _WORDS.format(budget=BUDGET),
+        "## The problems\n",
+        _markdown(
+            ("problem", "what it plants", "states", "expected return", "length of the gradient"),
+            [
+                (
+                    name,
+                    PROBLEMS[name].about,
+                    str(len(PROBLEMS[name].states)),
+                    f"{(known := exact(PROBLEMS[name])).value:.3f}",
+                    f"{float((known.gradient**2).sum()) ** 0.5:.3f}",
+                )
+                for name in problems
+            ],
+        ),
+    ]
+    for name in problems:
+        parts += [f"\n## {name}\n", _markdown(_DETAILS, _details(name, results))]
+    return "\n".join(parts) + "\n"
+
+
+_INTRODUCTION = """# What each credit rule does to the gradient
+
+*Written by `turngym lab --docs docs` ({samples:,} trees a problem, seed {seed}); change the code, not this page.*
+
+In a problem small enough for dynamic programming, the policy gradient is known exactly, and so is the advantage of every
+action. So a credit rule need not be believed: draw many trees, let the rule score them, and hold the mean of
+Σ A(n) ∇ log π(a|s) against the truth. Rules that claim to be unbiased, and all rules on plain groups, are judged on
+{samples:,} trees a problem, the others on {fewer:,}. All costs are stated at equal env steps, {budget} an update.
+
+![How far each rule leads astray, and what its estimates are worth](credit.png)
+"""
+
+_WORDS = """
+* **trees**: `group` branches at the root only; `coin` also where a coin fell on its edge when a state was reached; `failed`
+  and `finished` fork paths after they ended, because they failed or at a random turn of theirs.
+* **claim**: what the rule's docstring says. *unbiased*: the mean is the exact gradient. *scaled*: a constant times it.
+* **bias z**: the largest distance of a component of the mean from the exact one, in standard errors, over all problems; an
+  unbiased rule stays below **limit** with a chance of 99.9 %. What stands at 1000 is certain.
+* **scale**: the multiple of the exact gradient that the mean comes nearest to, from the smallest to the largest over the
+  problems. One number is a learning rate; a range means that some tasks are weighed more than others.
+* **tilt**: what is left of the bias once the best scale is taken out, as a share of the gradient, in the worst problem
+  where that is certain; no learning rate repairs it. **worst at** says where. "–": none that could be told from noise.
+* **cosine**: between one update and the exact gradient. **wrong signs**: of the advantages that are not 0, against the
+  exact ones. **variance**: of one update, over the squared length of the gradient, at the rule's own scale. **ESS**:
+  rollouts with exact advantages that carry as much signal over noise as one update. All three are means over problems.
+"""
+
+_DETAILS = (
+    "rule",
+    "bias",
+    "bias z",
+    "scale",
+    "tilt",
+    "cosine",
+    "variance",
+    "wrong signs",
+    "silent",
+    "ESS",
+    "steps + replayed",
+)
+
+
+def _details(problem: str, results: Sequence[Result]) -> list[tuple[str, ...]]:
+    return [
+        (
+            r.trial,
+            str(q.bias),
+            f"{q.bias_z:.1f}",
+            f"{q.scale:.2f}",
+            f"{q.tilt:.2f}",
+            str(q.cosine),
+            str(q.variance),
+            str(q.sign_error),
+            f"{q.silent:.2f}",
+            f"{q.ess:.1f}",
+            f"{q.steps:.1f} + {q.steps * q.replayed:.1f}",
+        )
+        for r in results
+        if r.problem == problem
+        for q in (r.quality,)
+    ]
+
+
+def _markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def plot(path: Path, results: Sequence[Result]) -> None:
+    """Tilt in the worst problem, and ESS over the problems, a bar a rule.
+
+    Raises:
+        MissingDependency: without matplotlib.
+    """
+    figure_module = import_extra("matplotlib.figure", extra="train")
+    found = list(reversed(verdicts(results)))
+    names, places = [verdict.trial for verdict in found], range(len(found))
+    figure = figure_module.Figure(figsize=(10, 0.27 * len(found) + 1.2), layout="constrained")
+    left, right = figure.subplots(1, 2, sharey=True)
+    tilt = [v.astray.quality.tilt if v.astray is not None else 0.0 for v in found]
+    colours = ["tab:green" if TRIALS[name].claim != "biased" else "tab:red" for name in names]
+    left.barh(places, tilt, color=colours)
+    left.set_yticks(places, names, fontsize=8)
+    left.set_xlabel("tilt: share of the gradient that no learning rate repairs, worst problem")
+    right.barh(places, [verdict.mean("ess") for verdict in found], color=colours)
+    right.set_xlabel(f"ESS of {BUDGET} env steps, mean over problems")
+    left.set_title("green: unbiased, or but for a constant", fontsize=9, loc="left")
+    figure.savefig(path, dpi=110, metadata={"Software": None})
