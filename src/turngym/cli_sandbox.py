@@ -7,6 +7,7 @@ Like the rest of the command line, each command imports what it needs when it ru
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from turngym.sandbox.selfcheck import Finding, Report
 
 sandbox_app = typer.Typer(no_args_is_help=True, help="Isolated machines for agents.")
+image_app = typer.Typer(no_args_is_help=True, help="Images for the docker backend.")
+sandbox_app.add_typer(image_app, name="image")
 
 
 @sandbox_app.command("check")
@@ -40,6 +43,42 @@ def check(
         typer.echo(_sum(report))
     if not report.ok:
         raise typer.Exit(1)
+
+
+@image_app.command("build")
+def build(
+    kind: Annotated[
+        str,
+        typer.Option(help="busybox: of what this machine has, in seconds. debian: by debootstrap, as root."),
+    ] = "busybox",
+    name: Annotated[
+        str, typer.Option(help="What the engine calls it; the default is what the docker backend takes.")
+    ] = "turngym-sandbox:latest",
+    tar: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the image there and ask no engine to import it."),
+    ] = None,
+) -> None:
+    """Make an image for sandboxes on a machine that has no registry."""
+    import tempfile
+
+    from turngym.errors import unknown_name
+    from turngym.sandbox import engine, image
+
+    if kind not in image.KINDS:
+        raise unknown_name("kind of image", kind, image.KINDS)
+    if tar is not None:
+        image.build(kind, tar)
+        typer.echo(
+            f"{tar}: {tar.stat().st_size / 1e6:.0f} MB; `docker import {tar} {name}` on the engine's machine"
+        )
+        return
+    engine.client()  # before the work, not after it
+    with tempfile.TemporaryDirectory() as folder:
+        made = Path(folder, "image.tar")
+        image.build(kind, made)
+        engine.import_image(made, name)
+        typer.echo(f"{name}: {made.stat().st_size / 1e6:.0f} MB")
 
 
 def _line(finding: Finding) -> str:

@@ -44,3 +44,8 @@ def test_commands_files_limits_and_forks():
             await fork.close()
 
     asyncio.run(body())
+
+
+def test_a_backend_without_images_says_so():
+    with pytest.raises(ConfigError, match="'docker:debian'"):
+        backend("unsafe-process:debian")

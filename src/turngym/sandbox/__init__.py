@@ -2,7 +2,9 @@
 
 base         the contract, the limits, the registry of backends
 bubblewrap   the default backend
-supervised   what it shares with others; `inside/` is what runs within their walls
+docker       the same behind a container engine, in an image of one's choice
+supervised   what these two share; `inside/` is what runs within their walls
+engine       the connection to Docker or Podman; `image` makes images, `reaper` ends what an owner leaves
 process      `unsafe-process`: the same contract with no isolation at all
 interpreter  Python and bash sessions
 lease        no sandbox outlives its owner; `warden` is the process that sees to it

@@ -31,6 +31,7 @@ WORKSPACE = "/workspace"
 
 _BACKENDS = {
     "bubblewrap": "turngym.sandbox.bubblewrap:Bubblewrap",
+    "docker": "turngym.sandbox.docker:Docker",
     "unsafe-process": "turngym.sandbox.process:UnsafeProcess",
 }
 _CHOSEN_BY_BEST = ("bubblewrap",)
@@ -235,6 +236,17 @@ class Backend(abc.ABC):
     def unavailable(cls) -> str | None:
         """Why this machine can't run the backend and the command that would change it; None where it can."""
 
+    @classmethod
+    def of_image(cls, image: str) -> Self:
+        """A backend that makes its sandboxes of `image`.
+
+        Raises:
+            ConfigError: this kind knows no images.
+        """
+        raise ConfigError(
+            f"sandbox backend {cls.name} has no images; write {cls.name!r}, or 'docker:{image}'"
+        )
+
     @abc.abstractmethod
     async def create(self, limits: Limits | None = None, *, forkable: bool = True) -> Sandbox:
         """Start a sandbox.
@@ -251,6 +263,9 @@ class Backend(abc.ABC):
 
 def backend(name: str = "best") -> Backend:
     """The backend called `name`, or the best one that this machine can run.
+
+    Args:
+        name: one of `backends()`, or `best`; `docker:IMAGE` for containers of an image of one's own.
 
     Raises:
         UnknownName: no backend has that name.
@@ -269,13 +284,14 @@ def backend(name: str = "best") -> Backend:
             + " ".join(reasons)
             + " `unsafe-process` runs anywhere and isolates nothing; it has to be asked for by name."
         )
+    name, _, image = name.partition(":")
     if name not in _BACKENDS:
         raise unknown_name("sandbox backend", name, ["best", *_BACKENDS])
     kind = _load(name)
     reason = kind.unavailable()
     if reason is not None:
         raise MissingDependency(f"sandbox backend {name}: {reason}")
-    return kind()
+    return kind.of_image(image) if image else kind()
 
 
 def backends() -> tuple[str, ...]:

@@ -15,9 +15,10 @@ from typing import Any
 
 from . import linux
 from .jobs import Capture, Usage
-from .sessions import GRACE_S, PATIENCE_S, Broken, Lost, children_of, name_of
+from .sessions import GRACE_S, PATIENCE_S, Broken, Lost, children_of, link_of, name_of
 
 _MAX_STATE = 8 << 20
+_TIDY_WITHIN_S = 0.25
 # Cells arrive on descriptor 3, each ended by a NUL; after each its exit status goes back, ended by a NUL too. A
 # cell that opens with byte 1 is the supervisor's, and what it prints goes back ahead of the status.
 _LOOP = r"""
@@ -152,16 +153,22 @@ class BashSession:
             capture.take()  # whatever it printed is of no concern to the next cell
 
     def _check_carriable(self) -> None:
+        """Look for what a script can't carry; a while longer, as bash answers before it has put its descriptors back."""
+        deadline = time.monotonic() + _TIDY_WITHIN_S
+        while lost := self._lost():
+            if time.monotonic() > deadline:
+                raise Lost(lost)
+            time.sleep(0.005)
+
+    def _lost(self) -> list[str]:
         lost = []
         for shell in children_of(self.keeper):
             lost += [f"job {pid} ({name_of(pid)})" for pid in children_of(shell)]
             for name in os.listdir(f"/proc/{shell}/fd"):
                 if name not in {"0", "1", "2", "3"}:
-                    lost.append(f"descriptor {name} ({os.readlink(f'/proc/{shell}/fd/{name}')})")
+                    lost.append(f"descriptor {name} ({link_of(f'/proc/{shell}/fd/{name}')})")
         shells = children_of(self.keeper)
-        lost += [f"process {pid} ({name_of(pid)})" for pid in shells[1:]]
-        if lost:
-            raise Lost(lost)
+        return lost + [f"process {pid} ({name_of(pid)})" for pid in shells[1:]]
 
     def kill(self) -> None:
         """End the session with everything that it started."""

@@ -25,7 +25,7 @@ _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
 _FAMILIES = (1, 2, 10)  # AF_UNIX, AF_INET, AF_INET6
 
 # name: (x86_64, aarch64); None where the architecture lacks the call.
-_REFUSED: dict[str, tuple[int | None, int | None]] = {
+REFUSED: dict[str, tuple[int | None, int | None]] = {
     "ptrace": (101, 117),
     "process_vm_readv": (310, 270),
     "process_vm_writev": (311, 271),
@@ -88,6 +88,8 @@ _REFUSED: dict[str, tuple[int | None, int | None]] = {
     "memfd_secret": (447, 447),
     "shmget": (29, 194),
 }
+SUPERVISOR_NEEDS = frozenset({"umount2", "setns", "open_tree", "mount_setattr"})
+"""What the supervisor does itself, before the filter or in other processes than the agent's."""
 # What a session needs to become its own fork: see `pysession.fork_into`.
 _FORKING: dict[str, tuple[int | None, int | None]] = {"mount": (165, 40), "move_mount": (429, 429)}
 _UNSHARE, _CLONE, _CLONE3 = (272, 97), (56, 220), (435, 435)
@@ -111,7 +113,7 @@ def build(machine: str, *, forking: bool) -> bytes:
     code = [_load(_OFFSET_ARCH), _jump(_JEQ, _AUDIT_ARCH[machine], 1, 0), _ret(_KILL), _load(_OFFSET_NR)]
     if machine == "x86_64":
         code += [_jump(_JGE, _X32_BIT, 0, 1), _ret(_ERRNO | errno.ENOSYS)]
-    refused = dict(_REFUSED) if forking else {**_REFUSED, **_FORKING}
+    refused = dict(REFUSED) if forking else {**REFUSED, **_FORKING}
     for numbers in refused.values():
         number = numbers[column]
         if number is not None:

@@ -235,7 +235,7 @@ class PythonSession:
                 lost.append(f"subprocess {pid} ({name_of(pid)})")
         for fd in os.listdir(f"/proc/{self.pid}/fd"):
             if fd not in _PLAIN_FDS:
-                link = _link(f"/proc/{self.pid}/fd/{fd}")
+                link = link_of(f"/proc/{self.pid}/fd/{fd}")
                 if not link.startswith("/") or link.endswith(" (deleted)") or link.startswith("/dev/pts"):
                     lost.append(f"descriptor {fd} ({link})")
         lost += _shared_maps(self.pid)
@@ -332,7 +332,8 @@ def name_of(pid: int) -> str:
         return "ended"
 
 
-def _link(path: str) -> str:
+def link_of(path: str) -> str:
+    """Where a link below `/proc` leads to, as the kernel words it."""
     try:
         return os.readlink(path)
     except OSError:

@@ -128,6 +128,10 @@ class Supervisor:
             except KeyError as error:
                 self._core.answer(call, {"fault": f"no such sandbox or snapshot: {error}"})
 
+    def _do_beat(self, call: int, header: wire.Header, body: bytes) -> None:
+        """A sign of life, for whoever listens in between."""
+        self._core.answer(call, {})
+
     def _do_exec(self, call: int, header: wire.Header, body: bytes) -> None:
         self._commands.run(call, self._places[header["world"]], header, body)
 

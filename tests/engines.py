@@ -1,0 +1,36 @@
+"""What tests of containers share: an engine that runs, and the image that the backend takes by default."""
+
+from __future__ import annotations
+
+import functools
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from turngym.errors import MissingDependency
+from turngym.sandbox import engine, image
+from turngym.sandbox.docker import Docker
+
+
+def require_engine() -> None:
+    """Skip where no engine answers; where CI is set, fail. Sees to it that the default image is there."""
+    reason = Docker.unavailable()
+    if reason is not None:
+        words = f"docker: {reason}"
+        if os.environ.get("CI"):
+            pytest.fail(words)
+        pytest.skip(words)
+    ensure_image(os.environ.get("DOCKER_HOST", ""))
+
+
+@functools.cache
+def ensure_image(host: str) -> None:
+    """Build the default image and give it to the engine at `host`, unless it has it."""
+    try:
+        engine.image_config(image.DEFAULT_IMAGE)
+    except MissingDependency:
+        with tempfile.TemporaryDirectory() as folder:
+            image.build("busybox", Path(folder, "image.tar"))
+            engine.import_image(Path(folder, "image.tar"), image.DEFAULT_IMAGE)
