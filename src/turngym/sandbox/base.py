@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from importlib import import_module
 from typing import TYPE_CHECKING, Literal, Self
 
 from turngym.errors import ConfigError, EnvFault, MissingDependency, TurngymError, unknown_name
 
 if TYPE_CHECKING:
+    from turngym.sandbox.history import History
     from turngym.sandbox.interpreter import Interpreter
 
 Language = Literal["python", "bash"]
@@ -121,8 +122,10 @@ class Snapshot:
 
     family: str
     "the sandboxes that descend from one cold start; a snapshot can be restored by any of them"
-    id: int
-    "the number that the backend knows it by"
+    id: int | None
+    "the number that the backend knows it by; None where the live state was lost and is made by replay"
+    history: History | None = field(default=None, compare=False, repr=False)
+    "what was done since replay was allowed (see `Sandbox.allow_replay`)"
 
 
 class Sandbox(abc.ABC):
@@ -206,6 +209,17 @@ class Sandbox(abc.ABC):
         for each in made:
             await each.restore(snapshot)
         return made
+
+    @abc.abstractmethod
+    async def allow_replay(self) -> None:
+        """From now on, where a fork or a snapshot would raise `ForkLost`, do again what was done since this call.
+
+        Forks inherit it. What is done again has to come out as it did (the addresses of objects aside), or the fork
+        fails with `ForkDiverged`, an `EnvFault`. While a command or a cell runs nothing can be forked all the same.
+
+        Raises:
+            ForkLost: the present state can't be carried, so it can't be started from either.
+        """
 
     @abc.abstractmethod
     async def interpreter(self, language: Language = "python") -> Interpreter:

@@ -155,10 +155,10 @@ class UnsafeSandbox(Sandbox):
     async def drop(self, snapshot: Snapshot) -> None:
         """See `Sandbox.drop`."""
         shutil.rmtree(self._find(snapshot))
-        del self._snapshots[snapshot.id]
+        self._snapshots.pop(snapshot.id or 0)
 
     def _find(self, snapshot: Snapshot) -> Path:
-        if snapshot.family != self._family or snapshot.id not in self._snapshots:
+        if snapshot.family != self._family or snapshot.id is None or snapshot.id not in self._snapshots:
             raise ConfigError(
                 f"no snapshot {snapshot.family}/{snapshot.id} here; it was dropped or is another family's"
             )
@@ -170,6 +170,9 @@ class UnsafeSandbox(Sandbox):
         for each in forks:
             shutil.copytree(self.folder, each.folder, symlinks=True, dirs_exist_ok=True)
         return forks
+
+    async def allow_replay(self) -> None:
+        """See `Sandbox.allow_replay`. Without sessions there is no state that a fork could lose."""
 
     async def interpreter(self, language: Language = "python") -> NoReturn:
         """Not here: a session that can't be forked would be another contract."""

@@ -7,6 +7,8 @@ the same. Forks of one cold start (*a family*) live under one supervisor, on one
 from __future__ import annotations
 
 import asyncio
+import functools
+import logging
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import IO, Any, Final, Protocol, Self, cast
@@ -23,8 +25,11 @@ from turngym.sandbox.base import (
     Snapshot,
 )
 from turngym.sandbox.channel import Channel, ChannelClosed
+from turngym.sandbox.history import MAX_BYTES, RECORDED, History, Start
 from turngym.sandbox.inside.wire import Header
 from turngym.sandbox.interpreter import Interpreter
+
+logger = logging.getLogger(__name__)
 
 _ANSWER_WITHIN_S = 60.0
 FAMILY: Final = 8
@@ -82,6 +87,17 @@ def supervisor_config(
     }
 
 
+class _TooDeep(ForkLost):
+    """The kernel does not nest a fork of a fork any deeper."""
+
+
+class _Busy(ForkLost):
+    """Something runs at the moment."""
+
+
+_LOST = {"state": ForkLost, "depth": _TooDeep, "busy": _Busy}
+
+
 class Family:
     """One supervisor: the sandboxes that descend from one cold start."""
 
@@ -135,7 +151,8 @@ class Family:
             raise SandboxLost(f"the sandbox did not answer {header['op']!r} within {within_s:g} s") from error
         if "lost" in words:
             names = [str(name) for name in words["lost"]]
-            raise ForkLost(f"a fork can't carry {', '.join(names)}; close them first", lost=names)
+            message = f"a fork can't carry {', '.join(names)}; close them first"
+            raise _LOST[words["why"]](message, lost=names)
         if words.get("fault"):
             raise SandboxLost(f"the sandbox broke: {words['fault']}")
         if "errno" in words:
@@ -170,6 +187,7 @@ class SupervisedSandbox(Sandbox):
         self._family = family
         self._world = world
         self._closed = False
+        self._history: History | None = None
         self.limits = family.limits
 
     async def _ask(
@@ -177,7 +195,10 @@ class SupervisedSandbox(Sandbox):
     ) -> tuple[Header, bytes]:
         if self._closed:
             raise SandboxLost("this sandbox was closed; make another one")
-        return await self._family.ask({**header, "world": self._world}, body, within_s=within_s)
+        words, data = await self._family.ask({**header, "world": self._world}, body, within_s=within_s)
+        if self._history is not None and header["op"] in RECORDED:
+            self._history = self._history.and_then(header, body, words, data)
+        return words, data
 
     async def exec(
         self,
@@ -224,46 +245,109 @@ class SupervisedSandbox(Sandbox):
         """See `Sandbox.digest`."""
         return cast(str, (await self._ask({"op": "digest"}))[0]["digest"])
 
+    # -- forks
+
+    async def allow_replay(self) -> None:
+        """See `Sandbox.allow_replay`."""
+        words = await self._freeze(0, keep=True)
+        self._history = History(Start(self._family.channel, words["snap"]))
+
     async def _freeze(self, n: int, *, keep: bool) -> Header:
-        words, _ = await self._ask({"op": "freeze", "n": n, "keep": keep})
+        header = {"op": "freeze", "n": n, "keep": keep}
+        try:
+            words, _ = await self._ask(header)
+        except _TooDeep as lost:
+            # From here on this sandbox is its own replay, which is as shallow as the start was.
+            (world,) = await self._again(self._history, 1, lost)
+            await self._move_to(world)
+            words, _ = await self._ask(header)
         self._family.worlds.update(words["worlds"])
         return words
 
+    async def _again(self, history: History | None, n: int, lost: ForkLost | None = None) -> list[int]:
+        """Worlds in which all of `history` was done again. Where that is not allowed, raises `lost`."""
+        if lost is not None:
+            if history is None or isinstance(lost, _Busy) or history.size > MAX_BYTES:
+                raise lost
+            logger.info("%s; everything since replay was allowed is done again instead", lost)
+        assert history is not None, "a snapshot without the live state has a history"
+        words, _ = await self._family.ask({"op": "spawn", "snap": history.start.number, "n": n})
+        worlds: list[int] = words["worlds"]
+        self._family.worlds.update(worlds)
+        try:
+            for world in worlds:
+                await history.repeat(functools.partial(self._repeat_act, world))
+        except BaseException:
+            self._family.worlds.difference_update(worlds)
+            await self._family.ask({"op": "drop", "worlds": worlds})
+            raise
+        return worlds
+
+    async def _repeat_act(self, world: int, header: Header, body: bytes) -> tuple[Header, bytes]:
+        within_s = header.get("timeout_s", 0.0) + _ANSWER_WITHIN_S
+        return await self._family.ask({**header, "world": world}, body, within_s=within_s)
+
+    async def _move_to(self, world: int) -> None:
+        """Go on as `world`, and let go of the present one."""
+        old, self._world = self._world, world
+        self._family.worlds.discard(old)
+        await self._family.ask({"op": "drop", "worlds": [old]})
+
+    def _others(self, worlds: Sequence[int], history: History | None) -> list[Self]:
+        made = [type(self)(self._family, world) for world in worlds]
+        for each in made:
+            each._history = history
+        return made
+
     async def snapshot(self) -> Snapshot:
         """See `Sandbox.snapshot`."""
-        words = await self._freeze(0, keep=True)
-        return Snapshot(self._family.id, words["snap"])
+        try:
+            words = await self._freeze(0, keep=True)
+        except ForkLost as lost:
+            if self._history is None or isinstance(lost, _Busy):
+                raise
+            logger.info("%s; a snapshot of what was done is taken instead", lost)
+            return Snapshot(self._family.id, None, self._history)
+        return Snapshot(self._family.id, words["snap"], self._history)
 
     async def fork(self, n: int = 1) -> list[Self]:
         """See `Sandbox.fork`."""
         if n < 1:
             raise ConfigError(f"fork needs n of at least 1, got {n}")
-        words = await self._freeze(n, keep=False)
-        return [type(self)(self._family, world) for world in words["worlds"]]
+        try:
+            worlds = (await self._freeze(n, keep=False))["worlds"]
+        except ForkLost as lost:
+            worlds = await self._again(self._history, n, lost)
+        return self._others(worlds, self._history)
+
+    async def _spawn(self, snapshot: Snapshot, n: int) -> list[int]:
+        self._check(snapshot)
+        if snapshot.id is None:
+            return await self._again(snapshot.history, n)
+        try:
+            words, _ = await self._ask({"op": "spawn", "snap": snapshot.id, "n": n})
+        except _TooDeep as lost:
+            return await self._again(snapshot.history, n, lost)
+        self._family.worlds.update(words["worlds"])
+        return cast("list[int]", words["worlds"])
 
     async def spawn(self, snapshot: Snapshot, n: int = 1) -> list[Self]:
         """See `Sandbox.spawn`. Nothing is frozen for it, so it costs half of a fork."""
-        self._check(snapshot)
         if n < 1:
             raise ConfigError(f"spawn needs n of at least 1, got {n}")
-        words, _ = await self._ask({"op": "spawn", "snap": snapshot.id, "n": n})
-        self._family.worlds.update(words["worlds"])
-        return [type(self)(self._family, world) for world in words["worlds"]]
+        return self._others(await self._spawn(snapshot, n), snapshot.history)
 
     async def restore(self, snapshot: Snapshot) -> None:
         """See `Sandbox.restore`."""
-        self._check(snapshot)
-        words, _ = await self._ask({"op": "spawn", "snap": snapshot.id, "n": 1})
-        (world,) = words["worlds"]
-        old, self._world = self._world, world
-        self._family.worlds.add(world)
-        self._family.worlds.discard(old)
-        await self._family.ask({"op": "drop", "worlds": [old]})
+        (world,) = await self._spawn(snapshot, 1)
+        await self._move_to(world)
+        self._history = snapshot.history
 
     async def drop(self, snapshot: Snapshot) -> None:
         """See `Sandbox.drop`."""
         self._check(snapshot)
-        await self._ask({"op": "drop", "snaps": [snapshot.id]})
+        if snapshot.id is not None:
+            await self._ask({"op": "drop", "snaps": [snapshot.id]})
 
     def _check(self, snapshot: Snapshot) -> None:
         if snapshot.family != self._family.id:

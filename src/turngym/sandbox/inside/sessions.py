@@ -30,9 +30,16 @@ _PLAIN_FDS = {"0", "1", "2", "3"}
 class Lost(Exception):
     """State that a fork can't carry."""
 
-    def __init__(self, names: list[str]) -> None:
+    def __init__(self, names: list[str], why: str = "state") -> None:
+        """Name it.
+
+        Args:
+            names: of each thing.
+            why: "state" that the kernel can't copy, "depth" of nested namespaces, "busy" with a command or cell.
+        """
         super().__init__(", ".join(names))
         self.names = names
+        self.why = why
 
 
 class Broken(Exception):
@@ -133,7 +140,8 @@ class PythonSession:
                 raise Broken(f"the session did not answer within {PATIENCE_S:g} s")
             if self.fileno() not in heard:
                 reasons = [str(words.get("reason")) for words in sources[1].pump()]
-                raise Lost([f"a session {self.depth} forks deep (the kernel says {', '.join(reasons)})"])
+                deep = f"a session {self.depth} forks deep (the kernel says {', '.join(reasons)})"
+                raise Lost([deep], "depth")
             try:
                 self._ready += self.pump()
             except Broken as error:

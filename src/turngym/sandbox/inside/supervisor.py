@@ -120,7 +120,7 @@ class Supervisor:
                 request: Callable[[int, wire.Header, bytes], None] = getattr(self, f"_do_{header['op']}")
                 request(call, header, body)
             except Lost as lost:
-                self._core.answer(call, {"lost": lost.names})
+                self._core.answer(call, {"lost": lost.names, "why": lost.why})
             except (Broken, wire.BadFrame) as error:
                 self._core.answer(call, {"fault": str(error)})
             except OSError as error:
@@ -162,7 +162,7 @@ class Supervisor:
         """Freeze a place; it goes on, together with `n` forks, from what is frozen."""
         place = self._places[header["world"]]
         if place.jobs or any(session.call is not None for session in place.sessions.values()):
-            raise Lost([f"{len(place.jobs)} running command(s)" if place.jobs else "a running cell"])
+            raise Lost([f"{len(place.jobs)} running command(s)" if place.jobs else "a running cell"], "busy")
         shell = place.sessions.get("bash")
         try:
             state = shell.state() if isinstance(shell, BashSession) else place.bash_state
