@@ -17,6 +17,7 @@ _OWN_GAMES = {
 _TOOL = {
     "turngym/Shell-v0": "shell.env:Shell",
     "turngym/PythonTasks-v0": "python.env:PythonTasks",
+    "turngym/Repair-v0": "repair.env:Repair",
     "turngym/SQL-v0": "sql.env:Sql",
     "turngym/Services-v0": "services.env:Services",
 }
@@ -58,11 +59,23 @@ times for a set), RushHour (searches for a solvable board for seconds), Klondike
 model (GuessWho, TwentyQuestions).
 """
 
-_BENCHMARKS = {
-    "turngym/BFCL-v4": ("bfcl:BFCL", "BFCL: function calling over several requests of a user"),
+_BENCHMARKS: dict[str, tuple[str, dict[str, str], str]] = {
+    "turngym/BFCL-v4": ("bfcl:BFCL", {}, "BFCL: function calling over several requests of a user"),
     "turngym/AgentDojo-v1": (
         "agentdojo:AgentDojo",
+        {},
         "AgentDojo: a user's request over mail, files, travel, money or chat, with prompt injections or without",
+    ),
+    "turngym/Tau2-Airline-v0": (
+        "tau2:Tau2",
+        {"domain": "airline"},
+        "τ²-bench: customer service of an airline",
+    ),
+    "turngym/Tau2-Retail-v0": ("tau2:Tau2", {"domain": "retail"}, "τ²-bench: customer service of a shop"),
+    "turngym/Tau2-Telecom-v0": (
+        "tau2:Tau2",
+        {"domain": "telecom"},
+        "τ²-bench: technical support of a phone company, whose user acts on the phone",
     ),
 }
 """Their packages run in virtual environments of their own, which are made when they are first reset."""
@@ -82,8 +95,8 @@ def register_all() -> None:
         requires="textworld",
         extra="textworld",
     )
-    for env_id, (place, description) in _BENCHMARKS.items():
-        register(env_id, f"turngym.envs.adapters.{place}", description=description)
+    for env_id, (place, kwargs, description) in _BENCHMARKS.items():
+        register(env_id, f"turngym.envs.adapters.{place}", kwargs=kwargs, description=description)
     for game, description in _TEXTARENA.items():
         register(
             f"turngym/TextArena-{game}",

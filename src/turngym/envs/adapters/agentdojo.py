@@ -143,8 +143,7 @@ class AgentDojo(WorkerEnv):
         """
         if self.attack is None:
             raise ConfigError("without an attack there is nobody else to obey: AgentDojo(attack=…)")
-        gold, _, _ = self.slot.ask("gold", self.get_state().episode, obey=True)
-        return write_message(gold)
+        return write_message(self.look("gold", obey=True))
 
 
 __all__ = ["ATTACKS", "PINS", "SUITES", "AgentDojo"]

@@ -14,7 +14,7 @@ import functools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 
@@ -24,6 +24,12 @@ from turngym.envs.state import state_digest
 from turngym.errors import ConfigError, unknown_name
 from turngym.toolcalls import CallError, format_call, parse_calls
 from turngym.types import Message, Reply, ToolCall
+
+Shown = Mapping[str, Any]
+"""What a package shows: `messages`; at the start `system` and `tools`; at the end `over` or `cut`, `reward`, `success`."""
+
+_SPENT = "spent"
+"""The key of an episode that ended in the middle of a message."""
 
 _MAX_TOOL_CHARS = 100_000
 """Longer output of one tool is cut, with a note."""
@@ -57,6 +63,7 @@ class WorkerEnv(TurnEnv):
     Class attributes:
         slot: where its worker is found.
         act_cpu_s: CPU seconds that one message may cost, the grader at the end included. More is the policy's failure.
+        verifies: the method of the package that gives the key of an episode that is restored.
     """
 
     forking: ClassVar[Forking] = Forking.EXACT
@@ -65,6 +72,7 @@ class WorkerEnv(TurnEnv):
 
     slot: ClassVar[WorkerSlot]
     act_cpu_s: ClassVar[float] = 20.0
+    verifies: ClassVar[str] = "key"
 
     def __init__(
         self, *, task: str | None = None, max_turns: int = 100, render_mode: str | None = None
@@ -89,6 +97,20 @@ class WorkerEnv(TurnEnv):
 
     def start(self, options: Mapping[str, Any]) -> Reply:
         """Begin the task that `options["task"]` or the constructor names, or one that the seed draws."""
+        return self.opened(self.begin(options))
+
+    def act(self, action: str) -> Reply:
+        """Give one message of the policy to the package."""
+        try:
+            shown = self.send(read_message(action), turn=self._state.turn + 1)
+        except CpuSpent:
+            return self.too_slow()
+        return self.answered(shown)
+
+    # What these two are made of, for environments in which somebody else speaks in between.
+
+    def begin(self, options: Mapping[str, Any]) -> Shown:
+        """Start an episode; what it shows first."""
         for name in options:
             if name != "task":
                 raise unknown_name(f"reset option of {type(self).__name__}", name, ["task"])
@@ -100,22 +122,39 @@ class WorkerEnv(TurnEnv):
             raise unknown_name(f"task of {type(self).__name__}", task, tasks)
         shown, header, episode = self.slot.ask("start", task=task, **self.start_options())
         self._state = WorkerState(task, episode, header["key"], 0)
+        return cast(Shown, shown)
+
+    def send(self, message: Mapping[str, Any], *, turn: int) -> Shown:
+        """Give one message to the package; `turn` is how many the policy has sent then.
+
+        Raises:
+            CpuSpent: where it cost more than `act_cpu_s`; the episode is as it was.
+        """
+        shown, header, episode = self.slot.ask(
+            "act", self._state.episode, cpu_s=self.act_cpu_s, deadline_s=self.act_cpu_s * 15, **message
+        )
+        self._state = WorkerState(self._state.task, episode, header["key"], turn)
+        return cast(Shown, shown)
+
+    def look(self, op: str, **arguments: Any) -> Any:
+        """What the method `op` of the package says about the episode, which it leaves as it is."""
+        value, _, _ = self.slot.ask(op, self._state.episode, **arguments)
+        return value
+
+    def opened(self, shown: Shown) -> Reply:
+        """The first reply: the system message with the tools before what is shown."""
         return self._reply(shown, system=f"{shown['system']}\n\n{describe(shown['tools'])}")
 
-    def act(self, action: str) -> Reply:
-        """Give one message of the policy to the package."""
-        before = self._state
-        message = read_message(action)
-        try:
-            shown, header, episode = self.slot.ask(
-                "act", before.episode, cpu_s=self.act_cpu_s, deadline_s=self.act_cpu_s * 15, **message
-            )
-        except CpuSpent:
-            self._state = WorkerState(before.task, before.episode, "spent", before.turn + 1)
-            text = f"That took more than {self.act_cpu_s:g} seconds to compute. The episode is over."
-            return Reply(text, terminated=True, success=False, messages=[Message("user", text)])
-        self._state = WorkerState(before.task, episode, header["key"], before.turn + 1)
+    def answered(self, shown: Shown) -> Reply:
+        """The reply to a message."""
         return self._reply(shown)
+
+    def too_slow(self) -> Reply:
+        """The reply to a message that used up its CPU seconds: the policy's failure."""
+        before = self._state
+        self._state = WorkerState(before.task, before.episode, _SPENT, before.turn + 1)
+        text = f"That took more than {self.act_cpu_s:g} seconds to compute. The episode is over."
+        return Reply(text, terminated=True, success=False, messages=[Message("user", text)])
 
     def get_state(self) -> WorkerState:
         """The episode; nothing in it is ever changed."""
@@ -124,8 +163,8 @@ class WorkerEnv(TurnEnv):
     def set_state(self, state: WorkerState) -> None:
         """Take over `state` with the key of what the worker reads back."""
         key = state.key
-        if key != "spent":
-            key, _, _ = self.slot.ask("key", state.episode)
+        if key != _SPENT:
+            key, _, _ = self.slot.ask(self.verifies, state.episode)
         self._state = WorkerState(state.task, state.episode, key, state.turn)
 
     def copy_state(self, state: WorkerState) -> WorkerState:
@@ -139,19 +178,19 @@ class WorkerEnv(TurnEnv):
 
     def optimal_action(self) -> str:
         """The message that the benchmark's own solution says next, whatever was said before."""
-        gold, _, _ = self.slot.ask("gold", self._state.episode)
+        gold = self.look("gold")
         return write_message(gold)
 
     def random_action(self, rng: np.random.Generator) -> str:
         """The solution's message, or its calls without one argument, drawn with the caller's generator."""
-        gold, _, _ = self.slot.ask("gold", self._state.episode)
+        gold = self.look("gold")
         for call in gold.get("calls", []):
             names = sorted(call["arguments"])
             if names and rng.random() < 0.3:
                 del call["arguments"][names[int(rng.integers(len(names)))]]
         return write_message(gold)
 
-    def _reply(self, shown: Mapping[str, Any], *, system: str | None = None) -> Reply:
+    def _reply(self, shown: Shown, *, system: str | None = None) -> Reply:
         messages = [_message(m) for m in shown["messages"]]
         room = _MAX_MESSAGE_CHARS
         for i, message in enumerate(messages):
@@ -209,14 +248,14 @@ def _task_ids(slot: WorkerSlot, options: str) -> tuple[str, ...]:
     return tuple(tasks)
 
 
-def _specs(shown: Mapping[str, Any]) -> dict[str, Any]:
+def _specs(shown: Shown) -> dict[str, Any]:
     """The tools as OpenAI-style endpoints and chat templates take them, where they are new."""
     if "tools" not in shown:
         return {}
     return {"tools": [{"type": "function", "function": tool} for tool in shown["tools"]]}
 
 
-def _message(shown: Mapping[str, Any]) -> Message:
+def _message(shown: Shown) -> Message:
     content = shown["content"].strip() or "(nothing)"
     return Message(shown["role"], content.encode("utf-8", "replace").decode(), name=shown.get("name"))
 
@@ -230,4 +269,4 @@ def _cut(message: Message, limit: int) -> Message:
     return Message(message.role, f"{kept} [cut: {over} more characters]".strip(), name=message.name)
 
 
-__all__ = ["WorkerEnv", "WorkerState", "read_message", "write_message"]
+__all__ = ["Shown", "WorkerEnv", "WorkerState", "read_message", "write_message"]

@@ -64,7 +64,16 @@ def interpreter(pins: Pins) -> Path:
             logger.info("making the virtual environment of %s in %s", pins.name, folder)
             shutil.rmtree(folder, ignore_errors=True)  # what an interrupted build left
             _run(pins, [sys.executable, "-m", "venv", str(folder)])
-            pip = [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-deps"]
+            pip = [
+                str(python),
+                "-m",
+                "pip",
+                "install",
+                "-q",
+                "--disable-pip-version-check",
+                "--no-deps",
+                "--no-compile",
+            ]
             _run(pins, [*pip, *pins.requirements])
             ready.touch()
     return python

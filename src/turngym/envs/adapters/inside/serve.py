@@ -4,14 +4,13 @@ It keeps no episode. A request brings the pickled state and the answer takes the
 value: the environment that holds it can be forked, put back, or go on in another worker. Only this process ever
 unpickles what it pickled. Each request starts from the same global generators, and so depends on its own data alone.
 
-A request has CPU seconds. Half a second before they are spent, an exception goes off in the package's code, which
-often answers it; code that no exception reaches is killed by the kernel (SIGXCPU), which says whose doing it was.
+A request has CPU seconds (`limits`). Just before they are spent, an exception goes off in the package's code, which often
+answers it; code that no exception reaches is killed by the kernel (SIGXCPU), which says whose doing it was.
 """
 
 from __future__ import annotations
 
 import importlib
-import math
 import os
 import pickle
 import random
@@ -19,17 +18,12 @@ import resource
 import signal
 import socket
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any, NoReturn, Protocol
+from typing import Any, Protocol
 
 from . import frames
+from .limits import CpuSpent, cpu_limit
 
 Header = dict[str, Any]
-
-
-class CpuSpent(Exception):
-    """The CPU seconds of this request are spent."""
 
 
 class Package(Protocol):
@@ -50,6 +44,8 @@ class Package(Protocol):
     def key(self, episode: Any) -> str:
         """Digest of everything that the future depends on."""
 
+    # Any other public method reads an episode, as these two do.
+
 
 def answer(package: Package, request: Header, body: bytes) -> tuple[Header, bytes]:
     """Answer one request. `op` names the method of `Package`; the rest are its arguments."""
@@ -62,30 +58,9 @@ def answer(package: Package, request: Header, body: bytes) -> tuple[Header, byte
     elif op == "act":
         episode = pickle.loads(body)
         shown = package.act(episode, **request)
-    elif op in ("gold", "key"):
-        return {"value": getattr(package, op)(pickle.loads(body), **request)}, b""
     else:
-        raise ValueError(f"no operation {op!r}")
+        return {"value": getattr(package, op)(pickle.loads(body), **request)}, b""
     return {"value": shown, "key": package.key(episode)}, pickle.dumps(episode, protocol=5)
-
-
-@contextmanager
-def cpu_limit(seconds: float) -> Iterator[None]:
-    """Run the block with at most `seconds` of CPU."""
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
-    kill_at = math.ceil(used.ru_utime + used.ru_stime + seconds)
-    resource.setrlimit(resource.RLIMIT_CPU, (kill_at + 1, hard))  # the kernel counts whole seconds
-    signal.setitimer(signal.ITIMER_PROF, max(seconds - 0.5, seconds / 2))
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        resource.setrlimit(resource.RLIMIT_CPU, (hard, hard))
-
-
-def _spent(*_: object) -> NoReturn:
-    raise CpuSpent("it took too long")
 
 
 def _take_over(memory_mib: int) -> socket.socket:
@@ -96,7 +71,6 @@ def _take_over(memory_mib: int) -> socket.socket:
     resource.setrlimit(resource.RLIMIT_AS, (memory_mib << 20, memory_mib << 20))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the owner decides
-    signal.signal(signal.SIGPROF, _spent)
     return sock
 
 
