@@ -147,7 +147,8 @@ def test_blocks_and_flex_see_what_the_dense_mask_shows(rows: list[Row]) -> None:
     blocks = blocks_of(packed, torch.float32, device)
     seen = torch.zeros(size, size, dtype=torch.bool)
     begin = 0
-    for count, index, mask in zip(blocks.queries, blocks.index.split(blocks.keys), blocks.masks, strict=True):
+    everything = torch.arange(size) if blocks.index is None else blocks.index
+    for count, index, mask in zip(blocks.queries, everything.split(blocks.keys), blocks.masks, strict=True):
         shown = torch.ones(count, count).tril().bool() if mask is None else mask == 0
         seen[begin : begin + count, index] = shown
         begin += count

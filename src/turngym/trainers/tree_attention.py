@@ -94,8 +94,8 @@ class Blocks:
     "tokens of each block; they add up to T"
     keys: list[int]
     "keys of each block"
-    index: Tensor
-    "`(Σ keys,)` int64, where in the pack the keys of each block stand, one block after the other"
+    index: Tensor | None
+    "`(Σ keys,)` int64, where in the pack the keys of each block stand; None where that is the pack as it is"
     longest: int
     "tokens of the longest row"
     masks: list[Tensor | None]
@@ -123,7 +123,7 @@ def blocks_of(packed: Pack, dtype: torch.dtype, device: torch.device) -> Blocks:
     return Blocks(
         queries=[starts[end] - starts[first] for first, end in groups],
         keys=[keys.numel() for keys in index],
-        index=torch.cat(index),
+        index=torch.cat(index) if packed.shared.any() else None,
         longest=int(packed.positions.max()) + 1,
         masks=masks,
     )
@@ -190,10 +190,12 @@ def _attend(
     for name in ("softcap", "s_aux", "position_bias"):
         if options.get(name) is not None:
             raise TypeError(f"{type(module).__name__} wants {name}, which is not plain attention")
+    if tree.index is not None:
+        key, value = key.index_select(2, tree.index), value.index_select(2, tree.index)
     pieces = zip(
         torch.split(query, tree.queries, 2),
-        torch.split(key.index_select(2, tree.index), tree.keys, 2),
-        torch.split(value.index_select(2, tree.index), tree.keys, 2),
+        torch.split(key, tree.keys, 2),
+        torch.split(value, tree.keys, 2),
         tree.masks,
         strict=True,
     )
