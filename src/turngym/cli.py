@@ -374,29 +374,35 @@ def lab(
     ] = 100_000,
     seed: Annotated[int, typer.Option(min=0, help="Everything follows from it.")] = 0,
     workers: Annotated[int | None, typer.Option(min=1, help="Processes; by default one a core.")] = None,
+    off_policy: Annotated[
+        bool, typer.Option(help="Losses and corrections on trees that another policy sampled, as well.")
+    ] = True,
     docs: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write the page credit.md and its plot there.")
     ] = None,
     json_file: JsonFile = None,
 ) -> None:
     """Hold every credit rule against the exact policy gradient of small problems."""
+    from turngym.registry import import_extra
     from turngym.trainers import lab as exact_lab
     from turngym.trainers.lab import report
     from turngym.view.console import stdout
 
-    results = exact_lab.run(
-        samples=samples,
-        seed=seed,
-        rules=rules,
-        problems=problem,
-        workers=workers,
-        on_done=lambda name: typer.echo(f"done: {name}", err=True),
-    )
+    how: dict[str, Any] = {"samples": samples, "seed": seed, "problems": problem, "workers": workers}
+    corrections = import_extra("turngym.trainers.lab.corrections", extra="train") if off_policy else None
+    results = exact_lab.run(rules=rules, on_done=lambda name: typer.echo(f"credit: {name}", err=True), **how)
     stdout().print(report.table(results))
+    figures, found = exact_lab.figures(results), []
+    if corrections is not None:
+        found = corrections.run_corrections(
+            on_done=lambda name: typer.echo(f"off policy: {name}", err=True), **how
+        )
+        stdout().print(report.off_policy_table(found))
+        figures |= report.off_policy_figures(found)
     if json_file is not None:
-        _write_figures(json_file, exact_lab.figures(results))
+        _write_figures(json_file, figures)
     if docs is not None:
-        report.write_docs(docs, results, samples=samples, seed=seed)
+        report.write_docs(docs, results, found, samples=samples, seed=seed)
     if any(verdict.refuted for verdict in exact_lab.verdicts(results)):
         raise typer.Exit(1)
 

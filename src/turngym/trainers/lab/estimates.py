@@ -119,10 +119,10 @@ def tree_samples(forest: Forest, credits: Sequence[Credit]) -> Samples:
         forest: n trees, U of them different.
         credits: what a rule says about the U.
     """
-    truth, count = exact(forest.mdp).advantage.ravel(), len(forest.trees)
-    sizes = [len(credit.advantages) for credit in credits]
-    tree = np.repeat(np.arange(count), sizes)
-    nodes = np.fromiter(chain.from_iterable(credit.advantages for credit in credits), np.int64, sum(sizes))
+    tree = np.repeat(np.arange(len(credits)), [len(credit.advantages) for credit in credits])
+    nodes = np.fromiter(
+        chain.from_iterable(credit.advantages for credit in credits), np.int64, count=len(tree)
+    )
     given = np.fromiter(
         (
             a if isinstance(a, float) else float(a.mean())
@@ -130,14 +130,26 @@ def tree_samples(forest: Forest, credits: Sequence[Credit]) -> Samples:
             for a in credit.advantages.values()
         ),
         np.float64,
-        len(nodes),
+        count=len(tree),
     )
     before = np.cumsum([0, *(len(taken) for taken in forest.taken)])
-    pairs = np.concatenate(forest.taken)[before[tree] + nodes]
-    weight = np.bincount(tree * truth.size + pairs, given, count * truth.size).reshape(count, -1)
-    due = np.abs(truth[pairs]) > _ZERO
+    return samples_of(forest, tree, np.concatenate(forest.taken)[before[tree] + nodes], given)
+
+
+def samples_of(forest: Forest, tree: IntArray, pair: IntArray, given: Array) -> Samples:
+    """One estimate a tree, from what stands before ∇ log π at each of its actions.
+
+    Args:
+        forest: n trees, U of them different.
+        tree: `(N,)` which of the U an action stands in.
+        pair: `(N,)` state · A + action.
+        given: `(N,)` advantages, or what a loss made of them.
+    """
+    truth, count = exact(forest.mdp).advantage.ravel(), len(forest.trees)
+    weight = np.bincount(tree * truth.size + pair, given, count * truth.size).reshape(count, -1)
+    due = np.abs(truth[pair]) > _ZERO
     signed = due & (np.abs(given) > _ZERO)
-    wrong = signed & (given * truth[pairs] < 0)
+    wrong = signed & (given * truth[pair] < 0)
     scores = forest.mdp.scores.reshape(truth.size, -1)
     return Samples(
         gradient=weight @ scores / forest.roots,

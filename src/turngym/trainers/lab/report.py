@@ -7,14 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import numpy as np
 from rich.table import Table
 
 from turngym.registry import import_extra
 from turngym.trainers.lab.estimates import BUDGET
 from turngym.trainers.lab.mdps import PROBLEMS, exact
-from turngym.trainers.lab.run import Result, Verdict, verdicts
+from turngym.trainers.lab.study import FEWER, Result, Verdict, verdicts
 from turngym.trainers.lab.trials import TRIALS
+
+if TYPE_CHECKING:
+    from turngym.trainers.lab.corrections import Corrected  # needs torch
 
 COLUMNS = (
     "rule",
@@ -35,7 +40,6 @@ COLUMNS = (
 
 def _cells(verdict: Verdict) -> tuple[str, ...]:
     trial, astray = TRIALS[verdict.trial], verdict.astray
-    low, high = verdict.scales
     where = ""
     if astray is not None:
         component = PROBLEMS[astray.problem].components[astray.quality.astray]
@@ -47,7 +51,7 @@ def _cells(verdict: Verdict) -> tuple[str, ...]:
         "held" if verdict.holds else "REFUTED" if verdict.refuted else "not seen",
         f"{verdict.bias_z:.1f}",
         f"{verdict.limit:.1f}",
-        f"{low:.2f}" if f"{low:.2f}" == f"{high:.2f}" else f"{low:.2f}–{high:.2f}",
+        _range(verdict.scales),
         f"{astray.quality.tilt:.2f}" if astray is not None else "–",
         where,
         f"{verdict.mean('cosine'):.3f}",
@@ -69,10 +73,74 @@ def table(results: Sequence[Result]) -> Table:
     return out
 
 
+OFF_POLICY_COLUMNS = (
+    "sampled by",
+    "method",
+    "bias z",
+    "scale",
+    "bias",
+    "tilt",
+    "cosine",
+    "variance",
+    "weights kept",
+)
+
+
+def off_policy_rows(found: Sequence[Corrected]) -> list[tuple[str, ...]]:
+    """One line a behaviour and method: the largest bias and tilt over the problems, and means of the rest."""
+    rows = []
+    for behaviour, method in dict.fromkeys((r.behaviour, r.method) for r in found):
+        group = [r for r in found if (r.behaviour, r.method) == (behaviour, method)]
+        q = [r.quality for r in group]
+        rows.append(
+            (
+                behaviour,
+                method,
+                f"{max(x.bias_z for x in q):.1f}",
+                _range([x.scale for x in q]),
+                f"{max(x.bias.value for x in q):.2f}",
+                f"{max(x.tilt for x in q):.2f}",
+                f"{np.mean([x.cosine.value for x in q]):.3f}",
+                f"{np.mean([x.variance.value for x in q]):.2f}",
+                f"{np.mean([r.kept for r in group]):.2f}",
+            )
+        )
+    return rows
+
+
+def off_policy_table(found: Sequence[Corrected]) -> Table:
+    """What became of trees that another policy sampled."""
+    out = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
+    for i, name in enumerate(OFF_POLICY_COLUMNS):
+        out.add_column(name, justify="left" if i < 2 else "right")
+    for row in off_policy_rows(found):
+        out.add_row(*row)
+    return out
+
+
+def off_policy_figures(found: Sequence[Corrected]) -> dict[str, float]:
+    """`bias_z/off_policy/BEHAVIOUR/METHOD` (largest over the problems), and means of `cosine/…` and `kept/…`."""
+    out: dict[str, float] = {}
+    for behaviour, method in dict.fromkeys((r.behaviour, r.method) for r in found):
+        group = [r for r in found if (r.behaviour, r.method) == (behaviour, method)]
+        name = f"off_policy/{behaviour}/{method}".replace(" ", "_")
+        out[f"bias_z/{name}"] = max(r.quality.bias_z for r in group)
+        out[f"cosine/{name}"] = float(np.mean([r.quality.cosine.value for r in group]))
+        out[f"kept/{name}"] = float(np.mean([r.kept for r in group]))
+    return out
+
+
+def _range(values: Sequence[float]) -> str:
+    low, high = f"{min(values):.2f}", f"{max(values):.2f}"
+    return low if low == high else f"{low}–{high}"
+
+
 # ---------------------------------------------------------------------- docs
 
 
-def write_docs(folder: Path, results: Sequence[Result], *, samples: int, seed: int) -> None:
+def write_docs(
+    folder: Path, results: Sequence[Result], found: Sequence[Corrected], *, samples: int, seed: int
+) -> None:
     """Write `credit.md` and `credit.png` into `folder`.
 
     Raises:
@@ -80,18 +148,19 @@ def write_docs(folder: Path, results: Sequence[Result], *, samples: int, seed: i
     """
     folder.mkdir(parents=True, exist_ok=True)
     plot(folder / "credit.png", results)
-    (folder / "credit.md").write_text(page(results, samples=samples, seed=seed), encoding="utf-8")
+    (folder / "credit.md").write_text(page(results, found, samples=samples, seed=seed), encoding="utf-8")
 
 
-def page(results: Sequence[Result], *, samples: int, seed: int) -> str:
+def page(results: Sequence[Result], corrections: Sequence[Corrected], *, samples: int, seed: int) -> str:
     """The page on credit, in Markdown."""
     found = verdicts(results)
     problems = list(dict.fromkeys(r.problem for r in results))
     parts = [
-        _INTRODUCTION.format(samples=samples, seed=seed, budget=BUDGET, fewer=samples // 10),
+        _INTRODUCTION.format(samples=samples, seed=seed, budget=BUDGET, fewer=samples // FEWER),
         _markdown(COLUMNS, [_cells(verdict) for verdict in found]),
         _WORDS.format(budget=BUDGET),
-        "## The problems\n",
+        *([_OFF_POLICY, _markdown(OFF_POLICY_COLUMNS, off_policy_rows(corrections))] if corrections else ()),
+        "\n## The problems\n",
         _markdown(
             ("problem", "what it plants", "states", "expected return", "length of the gradient"),
             [
@@ -117,8 +186,8 @@ _INTRODUCTION = """# What each credit rule does to the gradient
 
 In a problem small enough for dynamic programming, the policy gradient is known exactly, and so is the advantage of every
 action. So a credit rule need not be believed: draw many trees, let the rule score them, and hold the mean of
-Σ A(n) ∇ log π(a|s) against the truth. Rules that claim to be unbiased, and all rules on plain groups, are judged on
-{samples:,} trees a problem, the others on {fewer:,}. All costs are stated at equal env steps, {budget} an update.
+Σ A(n) ∇ log π(a|s) against the truth. Rules that claim to be unbiased are judged on {samples:,} trees a
+problem, the others on {fewer:,}. All costs are stated at equal env steps, {budget} an update.
 
 ![How far each rule leads astray, and what its estimates are worth](credit.png)
 """
@@ -136,6 +205,17 @@ _WORDS = """
 * **cosine**: between one update and the exact gradient. **wrong signs**: of the advantages that are not 0, against the
   exact ones. **variance**: of one update, over the squared length of the gradient, at the rule's own scale. **ESS**:
   rollouts with exact advantages that carry as much signal over noise as one update. All three are means over problems.
+"""
+
+_OFF_POLICY = """## Trees that another policy sampled
+
+The same question to losses and corrections, with the advantages of `rloo`: what becomes of the gradient when the trees
+come from a policy that is some updates old, was quantised, or never takes its less likely actions (cut). *nothing* takes
+the trees as they are. Actions are one token long here, so what holds for a token's weight holds for a turn's. **weights
+kept** is the effective share of the weights, (Σw)² / (n Σw²); p3o's penalty is in its own.
+
+A token's weight forgets what the earlier actions would have changed; only the product over the path, without a cap, keeps
+the gradient, and it costs variance. No weight brings back what the sampling policy never does.
 """
 
 _DETAILS = (

@@ -1,0 +1,320 @@
+"""Break the numbers on purpose, one at a time, and see whether the tests notice.
+
+    python benchmarks/break_it.py [--json FILE] [--only WORD]
+
+Each of twenty mutations flips one sign, mask, denominator or offset in credit, losses or packing, in a copy of the
+repository, and runs the tests that stand watch over that file. A mutation that no test catches is a hole in the
+tests. First the same tests have to pass in an unbroken copy, or a failure would mean nothing; and a mutation has to make a
+test fail, not Python: one that can't be imported or collected is an error of the list here.
+
+Target: 20 of 20.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import queue
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from _report import report
+
+ROOT = Path(__file__).parent.parent
+TIMEOUT_S = 1200
+PASSED, FAILED = 0, 1  # pytest's own exit codes; the others mean that no test was run as it should
+
+CREDIT = tuple(
+    f"tests/trainers/credit/test_{name}.py"
+    for name in (
+        "credit_vectors",
+        "group_rules",
+        "turn_rules",
+        "subtrees",
+        "credit_edges",
+        "credit_properties",
+        "forked_paths",
+    )
+)
+LOSSES = tuple(
+    f"tests/trainers/losses/test_{name}.py"
+    for name in ("loss_vectors", "corrections", "ratio_losses", "loss_properties")
+)
+PACKING = ("tests/trainers/test_packing.py",)
+ROWS = ("tests/trainers/test_rows.py",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mutation:
+    """One line that is no longer right."""
+
+    kind: str
+    "sign, mask, denominator or offset"
+    file: str
+    "below src/turngym/trainers"
+    right: str
+    "stands in the file exactly once"
+    wrong: str
+    tests: tuple[str, ...]
+    "that stand watch; they run until one fails"
+
+    @property
+    def name(self) -> str:
+        return f"{self.file}: {self.wrong.strip()}"
+
+
+MUTATIONS = (
+    # ------------------------------------------------------------------ credit
+    Mutation(
+        kind="sign",
+        file="credit/tree_rloo.py",
+        right="scale * weight * (value - baseline)",
+        wrong="scale * weight * (baseline - value)",
+        tests=CREDIT,
+    ),
+    Mutation(
+        kind="denominator",
+        file="credit/tree_rloo.py",
+        right="weight[below] /= len(below)",
+        wrong="weight[below] /= k",
+        tests=CREDIT,
+    ),
+    Mutation(
+        kind="denominator",
+        file="credit/base.py",
+        right="(math.fsum(values) - values) / (len(values) - 1)",
+        wrong="(math.fsum(values) - values) / len(values)",
+        tests=CREDIT,
+    ),
+    Mutation(
+        kind="denominator",
+        file="credit/base.py",
+        right='(1 if std == "unbiased" else 0)',
+        wrong='(0 if std == "unbiased" else 1)',
+        tests=CREDIT,
+    ),
+    Mutation(
+        kind="mask",
+        file="credit/base.py",
+        right=" and tree[leaf].outcome is not Outcome.SUCCESS)",
+        wrong=")",
+        tests=CREDIT,
+    ),
+    Mutation(
+        kind="mask",
+        file="credit/base.py",
+        right="            void += 1\n            continue\n",
+        wrong="            void += 1\n",
+        tests=CREDIT,
+    ),
+    Mutation(
+        kind="denominator",
+        file="credit/turns.py",
+        right="delta + gamma * lam * following[node]",
+        wrong="delta + lam * following[node]",
+        tests=CREDIT,
+    ),
+    Mutation(
+        kind="offset",
+        file="credit/elpo.py",
+        right="actions[int(turn) :]",
+        wrong="actions[int(turn) + 1 :]",
+        tests=CREDIT,
+    ),
+    Mutation(
+        kind="offset",
+        file="credit/tokens.py",
+        right="out[np.flatnonzero(mask)[-1:]] = reward",
+        wrong="out[-1:] = reward",
+        tests=CREDIT,
+    ),
+    # ------------------------------------------------------------------ losses
+    Mutation(
+        kind="sign",
+        file="losses/policy_gradient.py",
+        right='trained.reduce(-trained.constant("advantages") * ratio)',
+        wrong='trained.reduce(trained.constant("advantages") * ratio)',
+        tests=LOSSES,
+    ),
+    Mutation(
+        kind="sign",
+        file="losses/policy_gradient.py",
+        right="return torch.maximum(-advantages * ratio",
+        wrong="return torch.minimum(-advantages * ratio",
+        tests=LOSSES,
+    ),
+    Mutation(
+        kind="sign",
+        file="losses/policy_gradient.py",
+        right='1 - clip_low - trained.constant("lower_clip_extra", 0.0)',
+        wrong='1 - clip_low + trained.constant("lower_clip_extra", 0.0)',
+        tests=LOSSES,
+    ),
+    Mutation(
+        kind="denominator",
+        file="losses/base.py",
+        right='self.constant("weights", 1.0)).sum() / self.batch.denominator',
+        wrong='self.constant("weights", 1.0)).sum() / max(len(self), 1)',
+        tests=LOSSES,
+    ),
+    Mutation(
+        kind="denominator",
+        file="losses/aggregation.py",
+        right="1.0 / torch.bincount(trained)[trained]",
+        wrong="1.0 / torch.bincount(ids)[trained]",
+        tests=LOSSES,
+    ),
+    Mutation(
+        kind="mask",
+        file="losses/mismatch.py",
+        right="return ((values >= low) & (values <= high)).to(values.dtype)",
+        wrong="return (values <= high).to(values.dtype)",
+        tests=LOSSES,
+    ),
+    Mutation(
+        kind="mask",
+        file="losses/reinforce.py",
+        right="torch.where(low | high, 0.0, log.exp())",
+        wrong="torch.where(high, 0.0, log.exp())",
+        tests=LOSSES,
+    ),
+    # ------------------------------------------------------------------ packing
+    Mutation(
+        kind="offset",
+        file="packing.py",
+        right="[path[row.targets - 1] for row, path",
+        wrong="[path[row.targets] for row, path",
+        tests=PACKING,
+    ),
+    Mutation(
+        kind="mask",
+        file="tree_attention.py",
+        right="return (keys <= queries) & (queries < last[keys])",
+        wrong="return (keys <= queries) & (queries <= last[keys])",
+        tests=PACKING,
+    ),
+    Mutation(
+        kind="offset",
+        file="packing.py",
+        right="[np.arange(k, row.ids.size, dtype=np.int32) for row, k",
+        wrong="[np.arange(row.ids.size - k, dtype=np.int32) for row, k",
+        tests=PACKING,
+    ),
+    Mutation(
+        kind="mask",
+        file="rows.py",
+        right="n.is_action and n.index not in owned and n.advantage is not None",
+        wrong="n.is_action and n.advantage is not None",
+        tests=ROWS,
+    ),
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description="Break the numbers on purpose; see whether the tests notice."
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
+    parser.add_argument(
+        "--only", default="", metavar="WORD", help="mutations of files with this in their name"
+    )
+    options = parser.parse_args()
+    chosen = [mutation for mutation in MUTATIONS if options.only in mutation.file]
+    for mutation in chosen:
+        source = (ROOT / "src/turngym/trainers" / mutation.file).read_text(encoding="utf-8")
+        if source.count(mutation.right) != 1:
+            raise SystemExit(
+                f"{mutation.file} holds {mutation.right!r} {source.count(mutation.right)} times: bring the list up to date"
+            )
+    with copies(len(os.sched_getaffinity(0))) as free:
+        watch = sorted({test for mutation in chosen for test in mutation.tests})
+        code, tail = run_tests(free.queue[0], watch)
+        if code != PASSED:
+            raise SystemExit(f"the tests fail before anything is broken:\n{tail}")
+        print(f"{len(watch)} test files pass unbroken", flush=True)
+        with ThreadPoolExecutor(free.qsize()) as pool:
+            rows = list(pool.map(lambda mutation: attempt(mutation, free), chosen))
+    caught = sum(row["caught by"] != "nothing" for row in rows)
+    report(
+        f"Mutations: {caught} of {len(rows)} caught",
+        rows,
+        figures={"caught": caught, "mutations": len(rows)},
+        json_path=options.json,
+    )
+    if caught < len(rows):
+        raise SystemExit(1)
+
+
+@contextmanager
+def copies(count: int) -> Iterator[queue.Queue[Path]]:
+    """`count` copies of what the tests need, for as long as the block lasts."""
+    free: queue.Queue[Path] = queue.Queue()
+    with tempfile.TemporaryDirectory(prefix="turngym-break-it-") as folder:
+        for i in range(count):
+            copy = Path(folder, str(i))
+            for part in ("src", "tests"):
+                shutil.copytree(
+                    ROOT / part, copy / part, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info")
+                )
+            shutil.copy(ROOT / "pyproject.toml", copy)
+            free.put(copy)
+        yield free
+
+
+def attempt(mutation: Mutation, free: queue.Queue[Path]) -> dict[str, object]:
+    """Break a copy, run the tests, repair it."""
+    copy = free.get()
+    file = copy / "src/turngym/trainers" / mutation.file
+    source = file.read_text(encoding="utf-8")
+    began = time.perf_counter()
+    try:
+        file.write_text(source.replace(mutation.right, mutation.wrong), encoding="utf-8")
+        code, tail = run_tests(copy, mutation.tests)
+    finally:
+        file.write_text(source, encoding="utf-8")
+        free.put(copy)
+    if code not in (PASSED, FAILED):
+        raise SystemExit(
+            f"{mutation.name}: pytest ended with {code}, which says nothing about the tests:\n{tail}"
+        )
+    failed = [line.split()[1].split("::")[-1] for line in tail.splitlines() if line.startswith("FAILED")]
+    caught = failed[0] if failed else "nothing"
+    print(f"{mutation.kind:12}{mutation.name}  →  {caught}", flush=True)
+    return {
+        "kind": mutation.kind,
+        "file": mutation.file,
+        "broken": mutation.wrong.strip(),
+        "caught by": caught,
+        "seconds": round(time.perf_counter() - began),
+    }
+
+
+def run_tests(copy: Path, tests: Sequence[str]) -> tuple[int, str]:
+    """Exit code of pytest in a copy, and the end of what it said. No compiled file is written, so none is stale."""
+    environment = os.environ | {
+        "PYTHONPATH": str(copy / "src"),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "OMP_NUM_THREADS": "1",
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", "not slow", *tests],
+        cwd=copy,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    return done.returncode, (done.stdout + done.stderr)[-4000:]
+
+
+if __name__ == "__main__":
+    main()
