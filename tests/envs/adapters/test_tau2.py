@@ -20,8 +20,8 @@ from turngym.types import Message
 from worker_packages import require_worker
 
 TASKS = {"airline": 50, "retail": 114, "telecom": 114}
-SILENT = {"airline": 0, "retail": 0, "telecom": 0}
-"""How many tasks an agent solves that says nothing of use."""
+SILENT = {"airline": 19, "retail": 7, "telecom": 0}
+"""How many tasks are solved by saying nothing of use: what is right there is to change nothing."""
 
 PHONE = "telecom/[mobile_data_issue]airplane_mode_on|user_abroad_roaming_enabled_off[PERSONA:None]"
 
@@ -150,13 +150,15 @@ def test_bill_numbers_follow_from_the_customer(make: Callable[..., Tau2]) -> Non
     seen = []
     for _ in range(2):
         env.reset(seed=0)
-        env.step(call("refuel_data", customer_id="C1001", line_id="L1001", gb_amount=1.0))
-        seen.append(env.step(call("get_bills_for_customer", customer_id="C1001", limit=3))[0])
-        env.slot.close()  # and a worker that has to make the database again agrees
-        (child,) = env.fork()
-        child.close()
-    assert seen[0] == seen[1]
-    assert '"B' in seen[0]
+        for customer, line in (("C1002", "L1004"), ("C1003", "L1009")):  # neither has a bill to add to
+            env.step(call("refuel_data", customer_id=customer, line_id=line, gb_amount=1.0))
+            bills = json.loads(env.step(call("get_customer_by_id", customer_id=customer))[0])["bill_ids"]
+            seen.append(bills[-1])
+    assert seen[:2] == seen[2:]
+    assert len(set(seen)) == 2
+    env.slot.close()
+    (child,) = env.fork()  # another worker that plays the calls again comes to the same numbers
+    child.close()
 
 
 class Chatty:

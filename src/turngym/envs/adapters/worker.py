@@ -112,7 +112,7 @@ class Worker:
         if header.get("spent"):
             raise CpuSpent(f"{self.side}: {op} used up {cpu_s:g} CPU seconds")
         if "error" in header:
-            raise EnvFault(f"{self.side} failed at {op}: {header['error']}")
+            raise EnvFault(f"{self.side} failed at {op}: {header['error'][:1000]}")
         return header["value"], header, body
 
     def _receive(self, op: str, until: float) -> tuple[dict[str, Any], bytes]:
