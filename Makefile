@@ -4,7 +4,7 @@ VENV   ?= .venv
 TORCH  ?= torch==2.13.0
 BIN    := $(VENV)/bin
 
-.PHONY: help setup demo lint types test test-all bench clean
+.PHONY: help setup demo lint types test test-all bench break-it clean
 
 help: ## what there is to make
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -47,6 +47,9 @@ bench: $(VENV)/.dev ## every benchmark; tables here, figures in runs/bench
 	for script in benchmarks/[a-z]*.py; do \
 	  $(BIN)/python $$script --json runs/bench/$$(basename $$script .py).json || exit 1; \
 	done
+
+break-it: $(VENV)/.dev ## break signs, masks, denominators and offsets one at a time; the tests must notice each
+	$(BIN)/python benchmarks/break_it.py
 
 clean: ## remove what was made, not what was written
 	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache

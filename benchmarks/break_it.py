@@ -1,11 +1,12 @@
 """Break the numbers on purpose, one at a time, and see whether the tests notice.
 
-    python benchmarks/break_it.py [--json FILE] [--only WORD]
+    python benchmarks/break_it.py [--json FILE] [--only WORD] [--workers N]
 
 Each of twenty mutations flips one sign, mask, denominator or offset in credit, losses or packing, in a copy of the
-repository, and runs the tests that stand watch over that file. A mutation that no test catches is a hole in the
-tests. First the same tests have to pass in an unbroken copy, or a failure would mean nothing; and a mutation has to make a
-test fail, not Python: one that can't be imported or collected is an error of the list here.
+repository, and runs the tests that stand watch over that file until one fails. A mutation that no test catches is a
+hole in the tests. A failure means something where the same test passes unbroken, so at the end all tests that caught
+something run again in an unbroken copy; and a mutation has to make a test fail, not Python: one that can't be imported
+or collected is an error of the list here.
 
 Target: 20 of 20.
 """
@@ -30,24 +31,36 @@ from _report import report
 
 ROOT = Path(__file__).parent.parent
 TIMEOUT_S = 1200
+NOTHING = "nothing"
 PASSED, FAILED = 0, 1  # pytest's own exit codes; the others mean that no test was run as it should
 
-CREDIT = tuple(
-    f"tests/trainers/credit/test_{name}.py"
-    for name in (
-        "credit_vectors",
-        "group_rules",
-        "turn_rules",
-        "subtrees",
-        "credit_edges",
-        "credit_properties",
-        "forked_paths",
-    )
+CREDIT = (
+    "credit_vectors",
+    "credit_edges",
+    "turn_rules",
+    "group_rules",
+    "subtrees",
+    "forked_paths",
+    "credit_properties",
+    "credit_unbiased",
 )
-LOSSES = tuple(
-    f"tests/trainers/losses/test_{name}.py"
-    for name in ("loss_vectors", "corrections", "ratio_losses", "loss_properties")
-)
+LOSSES = ("loss_vectors", "corrections", "ratio_losses", "loss_properties")
+
+
+def credit(first: str = "credit_vectors") -> tuple[str, ...]:
+    """The tests of the credit rules, the likeliest first."""
+    return _paths("tests/trainers/credit", first, CREDIT)
+
+
+def losses(first: str = "loss_vectors") -> tuple[str, ...]:
+    """The tests of the losses, the likeliest first."""
+    return _paths("tests/trainers/losses", first, LOSSES)
+
+
+def _paths(folder: str, first: str, names: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(f"{folder}/test_{name}.py" for name in dict.fromkeys((first, *names)))
+
+
 PACKING = ("tests/trainers/test_packing.py",)
 ROWS = ("tests/trainers/test_rows.py",)
 
@@ -78,63 +91,63 @@ MUTATIONS = (
         file="credit/tree_rloo.py",
         right="scale * weight * (value - baseline)",
         wrong="scale * weight * (baseline - value)",
-        tests=CREDIT,
+        tests=credit(),
     ),
     Mutation(
         kind="denominator",
         file="credit/tree_rloo.py",
         right="weight[below] /= len(below)",
         wrong="weight[below] /= k",
-        tests=CREDIT,
+        tests=credit(),
     ),
     Mutation(
         kind="denominator",
         file="credit/base.py",
         right="(math.fsum(values) - values) / (len(values) - 1)",
         wrong="(math.fsum(values) - values) / len(values)",
-        tests=CREDIT,
+        tests=credit(),
     ),
     Mutation(
         kind="denominator",
         file="credit/base.py",
         right='(1 if std == "unbiased" else 0)',
         wrong='(0 if std == "unbiased" else 1)',
-        tests=CREDIT,
+        tests=credit(),
     ),
     Mutation(
         kind="mask",
         file="credit/base.py",
         right=" and tree[leaf].outcome is not Outcome.SUCCESS)",
         wrong=")",
-        tests=CREDIT,
+        tests=credit("credit_edges"),
     ),
     Mutation(
         kind="mask",
         file="credit/base.py",
         right="            void += 1\n            continue\n",
         wrong="            void += 1\n",
-        tests=CREDIT,
+        tests=credit("credit_edges"),
     ),
     Mutation(
         kind="denominator",
         file="credit/turns.py",
         right="delta + gamma * lam * following[node]",
         wrong="delta + lam * following[node]",
-        tests=CREDIT,
+        tests=credit("turn_rules"),
     ),
     Mutation(
         kind="offset",
         file="credit/elpo.py",
         right="actions[int(turn) :]",
         wrong="actions[int(turn) + 1 :]",
-        tests=CREDIT,
+        tests=credit(),
     ),
     Mutation(
         kind="offset",
         file="credit/tokens.py",
         right="out[np.flatnonzero(mask)[-1:]] = reward",
         wrong="out[-1:] = reward",
-        tests=CREDIT,
+        tests=credit("turn_rules"),
     ),
     # ------------------------------------------------------------------ losses
     Mutation(
@@ -142,49 +155,49 @@ MUTATIONS = (
         file="losses/policy_gradient.py",
         right='trained.reduce(-trained.constant("advantages") * ratio)',
         wrong='trained.reduce(trained.constant("advantages") * ratio)',
-        tests=LOSSES,
+        tests=losses(),
     ),
     Mutation(
         kind="sign",
         file="losses/policy_gradient.py",
         right="return torch.maximum(-advantages * ratio",
         wrong="return torch.minimum(-advantages * ratio",
-        tests=LOSSES,
+        tests=losses(),
     ),
     Mutation(
         kind="sign",
         file="losses/policy_gradient.py",
         right='1 - clip_low - trained.constant("lower_clip_extra", 0.0)',
         wrong='1 - clip_low + trained.constant("lower_clip_extra", 0.0)',
-        tests=LOSSES,
+        tests=losses(),
     ),
     Mutation(
         kind="denominator",
         file="losses/base.py",
         right='self.constant("weights", 1.0)).sum() / self.batch.denominator',
         wrong='self.constant("weights", 1.0)).sum() / max(len(self), 1)',
-        tests=LOSSES,
+        tests=losses(),
     ),
     Mutation(
         kind="denominator",
         file="losses/aggregation.py",
         right="1.0 / torch.bincount(trained)[trained]",
         wrong="1.0 / torch.bincount(ids)[trained]",
-        tests=LOSSES,
+        tests=losses(),
     ),
     Mutation(
         kind="mask",
         file="losses/mismatch.py",
         right="return ((values >= low) & (values <= high)).to(values.dtype)",
         wrong="return (values <= high).to(values.dtype)",
-        tests=LOSSES,
+        tests=losses("corrections"),
     ),
     Mutation(
         kind="mask",
         file="losses/reinforce.py",
         right="torch.where(low | high, 0.0, log.exp())",
         wrong="torch.where(high, 0.0, log.exp())",
-        tests=LOSSES,
+        tests=losses("ratio_losses"),
     ),
     # ------------------------------------------------------------------ packing
     Mutation(
@@ -226,6 +239,7 @@ def main() -> None:
     parser.add_argument(
         "--only", default="", metavar="WORD", help="mutations of files with this in their name"
     )
+    parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), help="copies at once")
     options = parser.parse_args()
     chosen = [mutation for mutation in MUTATIONS if options.only in mutation.file]
     for mutation in chosen:
@@ -234,15 +248,11 @@ def main() -> None:
             raise SystemExit(
                 f"{mutation.file} holds {mutation.right!r} {source.count(mutation.right)} times: bring the list up to date"
             )
-    with copies(len(os.sched_getaffinity(0))) as free:
-        watch = sorted({test for mutation in chosen for test in mutation.tests})
-        code, tail = run_tests(free.queue[0], watch)
-        if code != PASSED:
-            raise SystemExit(f"the tests fail before anything is broken:\n{tail}")
-        print(f"{len(watch)} test files pass unbroken", flush=True)
-        with ThreadPoolExecutor(free.qsize()) as pool:
+    with copies(options.workers) as free:
+        with ThreadPoolExecutor(options.workers) as pool:
             rows = list(pool.map(lambda mutation: attempt(mutation, free), chosen))
-    caught = sum(row["caught by"] != "nothing" for row in rows)
+        must_pass_unbroken(sorted({str(row["caught by"]) for row in rows} - {NOTHING}), free)
+    caught = sum(row["caught by"] != NOTHING for row in rows)
     report(
         f"Mutations: {caught} of {len(rows)} caught",
         rows,
@@ -285,8 +295,14 @@ def attempt(mutation: Mutation, free: queue.Queue[Path]) -> dict[str, object]:
         raise SystemExit(
             f"{mutation.name}: pytest ended with {code}, which says nothing about the tests:\n{tail}"
         )
-    failed = [line.split()[1].split("::")[-1] for line in tail.splitlines() if line.startswith("FAILED")]
-    caught = failed[0] if failed else "nothing"
+    failed = [
+        line.split(" - ")[0].removeprefix("FAILED ")
+        for line in tail.splitlines()
+        if line.startswith("FAILED ")
+    ]
+    caught = failed[0] if failed else NOTHING
+    if (code == FAILED) != bool(failed):
+        raise SystemExit(f"{mutation.name}: pytest ended with {code} and does not say why:\n{tail}")
     print(f"{mutation.kind:12}{mutation.name}  →  {caught}", flush=True)
     return {
         "kind": mutation.kind,
@@ -295,6 +311,18 @@ def attempt(mutation: Mutation, free: queue.Queue[Path]) -> dict[str, object]:
         "caught by": caught,
         "seconds": round(time.perf_counter() - began),
     }
+
+
+def must_pass_unbroken(tests: Sequence[str], free: queue.Queue[Path]) -> None:
+    """Tests that fail whether anything is broken or not have caught nothing."""
+    if not tests:
+        return
+    copy = free.get()
+    code, tail = run_tests(copy, tests)
+    free.put(copy)
+    if code != PASSED:
+        raise SystemExit(f"a test that caught a mutation fails without one as well:\n{tail}")
+    print(f"the {len(tests)} tests that caught something pass unbroken", flush=True)
 
 
 def run_tests(copy: Path, tests: Sequence[str]) -> tuple[int, str]:
