@@ -26,7 +26,9 @@ SAMPLE = [
     "turngym/TextWorld-v0",
     "turngym/TextArena-Mastermind-v0",
     "turngym/TextArena-LightsOut-v0",
-    *_BENCHMARKS,
+    "turngym/BFCL-v4",
+    "turngym/AgentDojo-v1",
+    "turngym/Tau2-Telecom-v0",
 ]
 "Of the slower ones, what every run of the tests looks at, at a smaller number of actions."
 

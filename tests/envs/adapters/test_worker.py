@@ -26,6 +26,23 @@ from turngym.errors import EnvFault, MissingDependency
 SIDE = """
 import os, signal, sys, time
 from inside import canonical
+from inside.limits import in_a_copy
+
+seen = []
+
+def work(what):
+    match what:
+        case "loop":
+            while True:
+                pass
+        case "sum":
+            sum(range(10**12))
+        case "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "raise":
+            raise LookupError("in the copy")
+    seen.append(what)
+    return seen
 
 class Package:
     def tasks(self):
@@ -55,6 +72,8 @@ class Package:
                 sum(range(10**12))  # no exception reaches into this
             case "allocate":
                 bytearray(1 << 33)
+        if say.startswith("copy "):
+            return {"copied": in_a_copy(lambda: work(say[5:])), "seen": list(seen)}
         episode["said"].append(say)
         return {"said": list(episode["said"])}
 
@@ -122,6 +141,30 @@ def test_code_that_catches_exceptions_hears_of_the_limit_and_may_answer(worker: 
     *_, fresh = ask(worker, "start", task="count")
     assert ask(worker, "act", fresh, say="stubborn", cpu_s=1.0)[0] == {"caught": True}
     assert ask(worker, "act", fresh, say="fine", cpu_s=1.0)[0] == {"said": ["fine"]}
+
+
+def test_a_copy_of_the_worker_takes_its_changes_along(worker: Worker) -> None:
+    *_, fresh = ask(worker, "start", task="count")
+    for _ in range(2):
+        assert ask(worker, "act", fresh, say="copy change")[0] == {"copied": ["change"], "seen": []}
+
+
+@pytest.mark.parametrize("what", ["loop", "sum"])
+def test_spent_cpu_of_a_copy_has_the_same_name_and_the_worker_lives_on(worker: Worker, what: str) -> None:
+    *_, fresh = ask(worker, "start", task="count")
+    with pytest.raises(CpuSpent):
+        ask(worker, "act", fresh, say=f"copy {what}", cpu_s=1.0)
+    assert worker.alive
+    assert ask(worker, "act", fresh, say="a")[0] == {"said": ["a"]}
+
+
+def test_a_copy_that_breaks_is_a_fault_and_the_worker_lives_on(worker: Worker) -> None:
+    *_, fresh = ask(worker, "start", task="count")
+    with pytest.raises(EnvFault, match="a copy of the worker died"):
+        ask(worker, "act", fresh, say="copy die")
+    with pytest.raises(EnvFault, match="LookupError: in the copy"):
+        ask(worker, "act", fresh, say="copy raise")
+    assert worker.alive
 
 
 def test_memory_is_bounded_and_the_worker_lives_on(worker: Worker) -> None:
