@@ -81,6 +81,28 @@ class TaskConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WarmupConfig:
+    """Supervised learning from the environment's own script before the first update; see `trainers.warmup`."""
+
+    episodes: int = 0
+    "demonstrations on training tasks; 0 skips the warm-up"
+    epsilon: float = 0.2
+    "share of random actions in them: they are seen, and not imitated"
+    epochs: int = 2
+    "passes over the demonstrations"
+    lr: float = 1e-3
+    "peak of the learning rate"
+
+    def __post_init__(self) -> None:
+        _at_least(self, "warmup", 0, "episodes", "epsilon", "lr")
+        _at_least(self, "warmup", 1, "epochs")
+        if self.epsilon >= 0.5:
+            raise ConfigError(
+                f"warmup.epsilon must be below 0.5, got {self.epsilon!r}: the script errs too often"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutConfig:
     """How trees are grown."""
 
@@ -132,17 +154,33 @@ class LossConfig:
     "see `trainers.losses`"
     options: Mapping[str, Any] = field(default_factory=dict)
     "options of the loss"
-    aggregation: Literal["token_mean", "constant"] = "token_mean"
-    "`token_mean` divides by the trained tokens of the whole batch, `constant` by `horizon` times the rollouts"
+    aggregation: Literal["token_mean", "constant", "sequence_mean", "turn_constant"] = "token_mean"
+    "`token_mean` divides by the trained tokens of the whole batch, `constant` by `horizon` times the rollouts; see `losses.aggregation`"
     horizon: int = 0
-    "the constant of `constant`: tokens of a long rollout"
+    "of `constant`: tokens of a long rollout; of `turn_constant`: turns of a typical one"
+    proximal: Literal["behaviour", "start", "average", "between"] = "behaviour"
+    "π_old that ratios are taken against: the policy that sampled, the weights at the start of the update (one more forward), their running average, or a line between sampling and current policy by version"
+    proximal_decay: float = 0.9
+    "of the running average, per optimiser step"
+    correction: str = ""
+    "of the gap between trainer and engine, see `losses.mismatch`; empty means none"
+    correction_options: Mapping[str, Any] = field(default_factory=dict)
+    "options of the correction"
+    teacher: str = ""
+    "a `local:` policy with the same tokenizer that the distillation losses learn from"
+    teacher_direction: Literal["reverse", "forward"] = "reverse"
+    "of `dense_distillation`: KL(policy ‖ teacher) or KL(teacher ‖ policy)"
     entropy: float = 0.0
     "coefficient of the entropy bonus"
     kl: float = 0.0
     "coefficient of the k3 penalty to the initial policy"
 
     def __post_init__(self) -> None:
-        _at_least(self, "loss", 0, "horizon", "entropy", "kl")
+        _at_least(self, "loss", 0, "horizon", "entropy", "kl", "proximal_decay")
+        if self.proximal_decay >= 1:
+            raise ConfigError(f"loss.proximal_decay must be below 1, got {self.proximal_decay!r}")
+        if self.correction_options and not self.correction:
+            raise ConfigError("loss.correction_options are given, and no loss.correction")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,6 +203,8 @@ class OptimiserConfig:
     "optimiser steps per pass"
     micro_tokens: int = 16384
     "tokens in one forward, padding included; smaller needs less memory and changes nothing else"
+    checkpointing: bool = False
+    "compute activations again in the backward instead of keeping them: less memory, a third more time"
     layout: Literal["flat", "packed"] = "flat"
     "`packed` computes what rows share once; the update is the same to rounding (see `trainers.packing`)"
 
@@ -182,6 +222,7 @@ class TrainConfig:
     run: RunConfig = field(default_factory=RunConfig)
     policy: PolicyConfig = field(default_factory=PolicyConfig)
     tasks: TaskConfig = field(default_factory=TaskConfig)
+    warmup: WarmupConfig = field(default_factory=WarmupConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     credit: CreditConfig = field(default_factory=CreditConfig)
     loss: LossConfig = field(default_factory=LossConfig)

@@ -48,6 +48,7 @@ from turngym.trainers.evaluate import Evaluation, evaluate
 from turngym.trainers.learner import Learner, with_adapter
 from turngym.trainers.ledger import PromptLedger
 from turngym.trainers.metrics import rollout_metrics
+from turngym.trainers.warmup import warm_up
 from turngym.trainers.weights import load_weights, save_weights
 from turngym.tree import Tree
 
@@ -132,6 +133,7 @@ class Trainer:
         )
         self.update = self.env_steps = self.policy_tokens = 0
         self.train_seconds = 0.0
+        self.warmed = False
         self._saved = -1
         self._restore(resume)
 
@@ -142,7 +144,7 @@ class Trainer:
         run = self.config.run
         self.events.on(RunStarted("train", self.config.to_mapping(), self.update, run.updates))
         try:
-            first = await self._evaluate({}) if self.update == 0 else None
+            first = await self._evaluate(await self._warm_up()) if self.update == 0 else None
             last = first
             while not self._finished():
                 metrics = await self._cycle()
@@ -155,7 +157,8 @@ class Trainer:
             last = last or await self._evaluate({})
         except asyncio.CancelledError:
             self.ledger.rollback()
-            self._save()
+            if self.warmed or not self.config.warmup.episodes:
+                self._save()
             self.events.on(RunEnded("interrupted"))
             raise
         except Exception as error:
@@ -172,6 +175,16 @@ class Trainer:
             policy_tokens=self.policy_tokens,
             train_seconds=self.train_seconds,
         )
+
+    async def _warm_up(self) -> dict[str, float]:
+        """Demonstrations, where the configuration asks for them. A run that was stopped here begins anew."""
+        if self.config.warmup.episodes and not self.warmed:
+            self.events.on(PhaseStarted("warm-up"))
+            seed = derive(self.config.run.seed, "warmup")
+            metrics = await warm_up(self.policy, self.train_tasks, self.config.warmup, seed=seed)
+            self.warmed = True
+            return metrics
+        return {}
 
     def _finished(self) -> bool:
         run = self.config.run
@@ -277,6 +290,7 @@ class Trainer:
                 "env_steps": self.env_steps,
                 "policy_tokens": self.policy_tokens,
                 "train_seconds": self.train_seconds,
+                "warmed": self.warmed,
                 "ledger": self.ledger.state(),
                 "config": self.config.to_mapping(),
             }
@@ -305,6 +319,7 @@ class Trainer:
         self.ledger.load(counters["ledger"])
         self.update, self.env_steps = counters["update"], counters["env_steps"]
         self.policy_tokens, self.train_seconds = counters["policy_tokens"], counters["train_seconds"]
+        self.warmed = counters["warmed"]
         self.policy.weights_changed(version=self.update)
         self._saved = self.update
         logger.info("resuming from %s", newest)
