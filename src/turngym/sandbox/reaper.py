@@ -20,7 +20,7 @@ import threading
 import time
 from typing import Any, Final
 
-from turngym.errors import HarnessFault
+from turngym.errors import HarnessFault, MissingDependency
 from turngym.sandbox import engine
 
 _BEATS_PER_TTL = 4
@@ -159,7 +159,17 @@ def _sweep() -> None:
             engine.remove(each["Id"])
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Serve until there is nothing left to do, or no engine any more that could be told to."""
+    import requests  # noqa: PLC0415 - comes with the Docker SDK
+
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    serve(int(sys.argv[1]), float(sys.argv[2]))
+    try:
+        serve(int(sys.argv[1]), float(sys.argv[2]))
+    except (requests.ConnectionError, MissingDependency) as error:
+        sys.exit(f"turngym: the container engine is gone, and nobody looks after its containers now ({error})")
+
+
+if __name__ == "__main__":
+    main()

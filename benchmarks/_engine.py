@@ -1,0 +1,72 @@
+"""A container engine for a benchmark: the one that runs, or one that is started for it and stopped afterwards."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from turngym.errors import MissingDependency
+from turngym.sandbox import engine, image
+from turngym.sandbox.docker import Docker
+
+_START_WITHIN_S = 60.0
+
+
+@contextmanager
+def running_engine() -> Iterator[str | None]:
+    """Yields None where there is an engine with turngym's image now, else why not."""
+    reason = Docker.unavailable()
+    if reason is None:
+        _ensure_image()
+        yield None
+    elif shutil.which("dockerd") is None or os.geteuid() != 0:
+        yield reason
+    else:
+        with _own_dockerd():
+            _ensure_image()
+            yield None
+
+
+@contextmanager
+def _own_dockerd() -> Iterator[None]:
+    with tempfile.TemporaryDirectory(prefix="engine") as folder, Path(folder, "log").open("w") as log:
+        host = f"unix://{folder}/docker.sock"
+        words = [
+            "dockerd",
+            "--data-root",
+            f"{folder}/data",
+            "--exec-root",
+            f"{folder}/exec",
+            "--pidfile",
+            f"{folder}/pid",
+        ]
+        served = subprocess.Popen([*words, "-H", host], stdout=log, stderr=log)
+        before = os.environ.get("DOCKER_HOST")
+        os.environ["DOCKER_HOST"] = host
+        try:
+            deadline = time.monotonic() + _START_WITHIN_S
+            while Docker.unavailable() is not None and time.monotonic() < deadline:
+                time.sleep(0.2)
+            yield
+        finally:
+            served.terminate()
+            served.wait()
+            if before is None:
+                del os.environ["DOCKER_HOST"]
+            else:
+                os.environ["DOCKER_HOST"] = before
+
+
+def _ensure_image() -> None:
+    try:
+        engine.image_config(image.DEFAULT_IMAGE)
+    except MissingDependency:
+        with tempfile.TemporaryDirectory() as folder:
+            image.build("busybox", Path(folder, "image.tar"))
+            engine.import_image(Path(folder, "image.tar"), image.DEFAULT_IMAGE)
