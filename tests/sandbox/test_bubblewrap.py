@@ -7,11 +7,13 @@ import errno
 import hashlib
 import os
 import time
+import wsgiref
 
 import pytest
 
 from turngym.errors import ConfigError, EnvFault, UnknownName
 from turngym.sandbox.base import ForkLost, Limits, SandboxLost, backend
+from turngym.sandbox.bubblewrap import Bubblewrap
 
 
 def test_a_command_gets_its_arguments_input_environment_and_folder(inside):
@@ -285,3 +287,17 @@ def test_no_backend_is_an_error_that_says_what_to_install(monkeypatch):
             backend("bubblewrap")
     finally:
         module._unavailable.cache_clear()
+
+
+def test_packages_that_know_the_answers_are_empty_inside(bubblewrap):
+    folder = os.path.dirname(os.path.realpath(wsgiref.__file__))
+
+    async def seen(backend):
+        async with await backend.create() as box:
+            listed = await box.exec(["ls", folder])
+            touched = await box.exec(["touch", f"{folder}/x"])
+            return listed.exit_code, b"headers.py" in listed.stdout, touched.exit_code
+
+    assert asyncio.run(seen(bubblewrap)) == (0, True, 1)
+    assert asyncio.run(seen(Bubblewrap(hidden=["wsgiref"]))) == (0, False, 1)
+    assert Bubblewrap(hidden=["no_such_package"]).hidden == []
