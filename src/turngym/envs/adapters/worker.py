@@ -31,8 +31,8 @@ from turngym.errors import EnvFault
 
 logger = logging.getLogger(__name__)
 
-_START_S = 180.0
-"""Some packages import for half a minute on a busy machine."""
+_START_S = 600.0
+"""The first import of a large package compiles it, which takes minutes on a busy machine."""
 
 _BOOT = """
 import importlib.util, sys
