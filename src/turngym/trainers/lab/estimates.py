@@ -157,9 +157,9 @@ def samples_of(forest: Forest, tree: IntArray, pair: IntArray, given: Array) -> 
         order=forest.order,
         steps=forest.steps.astype(np.float64),
         replayed=forest.replayed.astype(np.float64),
-        wrong=np.bincount(tree, wrong, count),
-        signed=np.bincount(tree, signed, count),
-        due=np.bincount(tree, due, count),
+        wrong=np.bincount(tree, wrong, count).astype(np.float64),
+        signed=np.bincount(tree, signed, count).astype(np.float64),
+        due=np.bincount(tree, due, count).astype(np.float64),
     )
 
 

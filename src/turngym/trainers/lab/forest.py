@@ -156,7 +156,8 @@ def _grow(
 def _draw(cumulative: Array, rng: np.random.Generator) -> IntArray:
     """`(M,)` one index a row of `(M, K)` cumulative chances."""
     below = rng.random((len(cumulative), 1)) * cumulative[:, -1:] >= cumulative
-    return below.sum(1)
+    index: IntArray = below.sum(1)
+    return index
 
 
 def _fork_afterwards(mdp: Mdp, nodes: Nodes, rng: np.random.Generator, *, only_failed: bool) -> Nodes:

@@ -62,7 +62,8 @@ class Mdp:
     def policy(self) -> Array:
         """`(S, A)` chance of each action in each state."""
         odds = np.exp(self.logits - self.logits.max(1, keepdims=True))
-        return (odds / odds.sum(1, keepdims=True))[self.row]
+        chances: Array = (odds / odds.sum(1, keepdims=True))[self.row]
+        return chances
 
     def with_logits(self, logits: Array) -> Mdp:
         """The same problem under another policy."""

@@ -88,7 +88,7 @@ OFF_POLICY_COLUMNS = (
 
 def off_policy_rows(found: Sequence[Corrected]) -> list[tuple[str, ...]]:
     """One line a behaviour and method: the largest bias and tilt over the problems, and means of the rest."""
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for behaviour, method in dict.fromkeys((r.behaviour, r.method) for r in found):
         group = [r for r in found if (r.behaviour, r.method) == (behaviour, method)]
         q = [r.quality for r in group]
@@ -274,7 +274,7 @@ def plot(path: Path, results: Sequence[Result]) -> None:
     colours = ["tab:green" if TRIALS[name].claim != "biased" else "tab:red" for name in names]
     left.barh(places, tilt, color=colours)
     left.set_yticks(places, names, fontsize=8)
-    left.set_xlabel("tilt: share of the gradient that no learning rate repairs, worst problem")
+    left.set_xlabel("tilt: bias that no learning rate repairs, worst problem")
     right.barh(places, [verdict.mean("ess") for verdict in found], color=colours)
     right.set_xlabel(f"ESS of {BUDGET} env steps, mean over problems")
     left.set_title("green: unbiased, or but for a constant", fontsize=9, loc="left")

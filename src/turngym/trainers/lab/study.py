@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache
+from itertools import repeat
 from typing import TypeVar
 
 import numpy as np
@@ -157,15 +158,15 @@ def in_processes(
 ) -> list[T]:
     """`work(problem, *rest)` for each problem, in their order; the last, which are the largest, start first."""
     count = min(workers or len(os.sched_getaffinity(0)), len(problems))
-    jobs = [(name, *rest) for name in reversed(problems)]
+    order = list(reversed(problems))
     found = []
     with ExitStack() as stack:
         if count > 1:
-            spawned = multiprocessing.get_context("spawn")
-            each = stack.enter_context(ProcessPoolExecutor(count, spawned)).map
+            pool = stack.enter_context(ProcessPoolExecutor(count, multiprocessing.get_context("spawn")))
+            results: Iterator[T] = pool.map(work, order, *(repeat(argument) for argument in rest))
         else:
-            each = map
-        for (name, *_), result in zip(jobs, each(work, *zip(*jobs, strict=True)), strict=True):
+            results = (work(name, *rest) for name in order)
+        for name, result in zip(order, results, strict=True):
             found.append(result)
             if on_done is not None:
                 on_done(name)
