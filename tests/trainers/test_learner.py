@@ -9,8 +9,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from turngym.errors import ConfigError, HarnessFault, UnknownName
 from turngym.trainers.config import LossConfig, OptimiserConfig, PolicyConfig
-from turngym.trainers.learner import Learner, learning_rate_factor, with_adapter
+from turngym.trainers.learner import Learner, with_adapter
 from turngym.trainers.rows import rows_of
+from turngym.trainers.schedule import learning_rate_factor
 from turngym.tree import Kind, Origin, Tree
 from turngym.types import Outcome, StopReason
 
@@ -256,8 +257,18 @@ def test_trees_of_another_renderer_are_refused() -> None:
 def test_options_that_nothing_honours_are_refused() -> None:
     with pytest.raises(UnknownName, match="clip_high"):
         learner(tiny_model(), loss=LossConfig(options={"clip_hig": 0.3}))
-    with pytest.raises(ConfigError, match="sequence_ids"):
-        learner(tiny_model(), loss=LossConfig(name="gspo"))
+    with pytest.raises(ConfigError, match=r"needs proximal_logprobs: set loss\.proximal"):
+        learner(tiny_model(), loss=LossConfig(name="decoupled_ppo"))
+    with pytest.raises(ConfigError, match=r"needs teacher_divergence: set loss\.teacher"):
+        learner(tiny_model(), loss=LossConfig(name="dense_distillation"))
+    with pytest.raises(ConfigError, match="learns from no teacher"):
+        learner(tiny_model(), loss=LossConfig(teacher="local:sprout"))
+    with pytest.raises(ConfigError, match="32"):
+        learner(tiny_model(), loss=LossConfig(name="distillation", teacher="local:sprout"))
+    with pytest.raises(ConfigError, match="compares trainer and engine"):
+        learner(tiny_model(), loss=LossConfig(correction="token_tis"))
+    with pytest.raises(ConfigError, match="weighs by"):
+        learner(tiny_model(), loss=LossConfig(name="pg", correction="token_tis", proximal="start"))
     with pytest.raises(ConfigError, match="constant"):
         learner(tiny_model(), loss=LossConfig(aggregation="constant"))
     with pytest.raises(ConfigError, match="temperature"):

@@ -13,6 +13,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from scored_trees import HASH, VOCABULARY, assert_close_gradients, random_tree
 from small_models import tiny_model
 from turngym.errors import ConfigError
 from turngym.trainers.config import LossConfig, OptimiserConfig, PolicyConfig
@@ -28,11 +29,7 @@ from turngym.trainers.tree_attention import (
     flex_mask,
     packed_forward,
 )
-from turngym.tree import Kind, Origin, Tree
-from turngym.types import Outcome, StopReason
-
-HASH = "ab" * 16
-VOCABULARY = 40
+from turngym.tree import Tree
 
 
 def row(ids: Sequence[int], targets: Sequence[int] = (), *, advantage: float = 1.0, seed: int = 0) -> Row:
@@ -48,33 +45,9 @@ def row(ids: Sequence[int], targets: Sequence[int] = (), *, advantage: float = 1
         * rng.uniform(0.5, 2, places.size).astype(np.float32),
         lower_clip_extra=np.zeros(places.size, np.float32),
         version=np.zeros(places.size, np.int32),
+        nodes=np.zeros(places.size, np.int32),
+        leaf=seed,
     )
-
-
-def random_tree(parents: Sequence[int], seed: int) -> Tree:
-    """A scored tree over few ids, so that branches also share tokens by chance; contexts restart here and there."""
-    rng = np.random.default_rng(seed)
-    tree = Tree(task_id="t", rollout_id=f"t{seed}", renderer_hash=HASH)
-    prompt = rng.integers(0, VOCABULARY, 6)
-    tree.add(-1, Kind.OBSERVATION, prompt, origin=Origin.TEMPLATE, starts_context=True)
-    points = [0]
-    for choice in parents:
-        count = int(rng.integers(1, 6))
-        action = tree.add(
-            points[choice % len(points)],
-            Kind.ACTION,
-            rng.integers(0, 3, count),
-            origin=Origin.SAMPLED,
-            logprobs=-rng.uniform(0.5, 5, count),
-            version=0,
-        )
-        tree[action].advantage = float(rng.normal()) if rng.random() < 0.5 else rng.normal(size=count)
-        restart = rng.random() < 0.25
-        seen = [*prompt, *rng.integers(0, VOCABULARY, 2)] if restart else rng.integers(0, VOCABULARY, 2)
-        points.append(tree.add(action, Kind.OBSERVATION, seen, origin=Origin.ENV, starts_context=restart))
-    for leaf in tree.leaves:
-        tree[leaf].stop, tree[leaf].outcome = StopReason.TERMINATED, Outcome.FAILURE
-    return tree
 
 
 trees = st.builds(random_tree, st.lists(st.integers(0, 20), min_size=1, max_size=10), st.integers(0, 10_000))
@@ -230,11 +203,7 @@ def assert_equal_updates(rows: list[Row], setting: Setting) -> None:
     packed, packed_gradients = setting.update("packed", rows)
     for name, value in flat.items():
         assert packed[name] == pytest.approx(value, rel=10 * tolerance, abs=tolerance), name
-    assert flat_gradients.keys() == packed_gradients.keys()
-    largest = max(float(g.norm()) for g in flat_gradients.values())
-    for name, gradient in flat_gradients.items():
-        gap = float((gradient - packed_gradients[name]).norm())
-        assert gap <= tolerance * max(float(gradient.norm()), 1e-2 * largest), name
+    assert_close_gradients(flat_gradients, packed_gradients, tolerance)
 
 
 def rows_in(batch: list[Tree]) -> list[Row]:

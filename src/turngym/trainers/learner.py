@@ -1,8 +1,8 @@
 """The learner: scored trees in, better weights out.
 
-One `update` takes the rows of a batch, cuts them into mini-batches (optimiser steps) and those into micro-batches
-(forwards under a token budget). Denominators are counted over the mini-batch before it is cut, so micro-batching
-changes memory and nothing else. Tokens that were not sampled never reach the loss.
+One `update` takes the rows of a batch, cuts them into mini-batches (optimiser steps) and those into forwards under a
+token budget (`layouts.py`). Denominators and weights are counted over the mini-batch before it is cut, over all
+processes (`ranks.py`), so the cut changes memory and nothing else. Tokens that were not sampled never reach the loss.
 
 Full weights or a LoRA adapter (PEFT); the policy that samples holds the same model object, so there is nothing to
 synchronise on one machine but its caches (`LocalPolicy.weights_changed`).
@@ -10,11 +10,9 @@ synchronise on one machine but its caches (`LocalPolicy.weights_changed`).
 
 from __future__ import annotations
 
-import copy
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
+from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -23,18 +21,38 @@ from torch import Tensor
 
 from turngym.errors import ConfigError, HarnessFault
 from turngym.seeding import generator
+from turngym.trainers.anchors import Anchor, Average, initial, teacher
 from turngym.trainers.config import LossConfig, OptimiserConfig, PolicyConfig
+from turngym.trainers.inputs import (
+    column,
+    ids_of,
+    must_be_met,
+    names_of,
+    not_finite,
+    reads,
+    refuse_shared,
+    targets_of,
+    token_logprobs,
+    weighted,
+    with_column,
+)
 from turngym.trainers.layouts import Part, get_layout
 from turngym.trainers.losses import (
     Aggregation,
     TokenBatch,
-    check_inputs,
+    between,
+    divergence,
+    effective_share,
     entropy_of,
+    get_correction,
     get_loss,
     get_penalty,
     merge,
 )
+from turngym.trainers.losses.base import log_ratio
+from turngym.trainers.ranks import Ranks, whole
 from turngym.trainers.rows import Row, rows_of, signal_only, trained_paths
+from turngym.trainers.schedule import learning_rate_factor, minibatches
 from turngym.tree import Tree
 
 
@@ -65,10 +83,6 @@ def checkpoint_activations(model: Any) -> None:
     enable({"use_reentrant": False})
 
 
-_FIELDS = ("behaviour_logprobs", "advantages", "lower_clip_extra")
-"""What this learner puts into a `TokenBatch`, beside what is always there. A loss that needs more is refused."""
-
-
 class Learner:
     """Updates one model.
 
@@ -81,6 +95,9 @@ class Learner:
         temperature: that the actions were sampled with; log-probs are of the same distribution.
         updates: how many there will be, for the schedule.
         seed: of the shuffles into mini-batches.
+
+    Raises:
+        ConfigError: for a loss whose inputs this configuration does not bring, or an option that nothing honours.
     """
 
     def __init__(
@@ -103,13 +120,21 @@ class Learner:
         self.renderer_hash, self.temperature, self.seed = renderer_hash, temperature, seed
         self.loss_config, self.config = loss, optimiser
         self.loss = get_loss(loss.name, **loss.options)
-        check_inputs(self.loss, _FIELDS)
+        must_be_met(loss, self.loss)
+        self.correction = (
+            get_correction(loss.correction, loss=loss.name, **loss.correction_options)
+            if loss.correction
+            else None
+        )
         self.aggregation = Aggregation(name=loss.aggregation, length=loss.horizon or None)
         self.penalties = [
             (coefficient, get_penalty(name))
             for name, coefficient in (("entropy_bonus", loss.entropy), ("kl_penalty", loss.kl))
             if coefficient
         ]
+        self._needs_share, self._needs_advantages = (
+            reads(self.loss, name) for name in ("effective_share", "advantages")
+        )
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.optimiser = torch.optim.AdamW(
             self.parameters,
@@ -118,8 +143,15 @@ class Learner:
             weight_decay=optimiser.weight_decay,
         )
         self.updates, self.updates_done = updates, 0
-        self._reference = _reference(model) if loss.kl else None
+        self.ranks = Ranks(model, self.parameters)
+        self._reference = initial(model) if loss.kl else None
+        self._teacher = teacher(loss.teacher, model) if loss.teacher else None
+        self._average = (
+            Average(model, self.parameters, loss.proximal_decay) if loss.proximal == "average" else None
+        )
         self.layout = get_layout(optimiser.layout, model, pad_id=pad_id)
+        if optimiser.checkpointing:
+            checkpoint_activations(model)
 
     def update(self, trees: Sequence[Tree]) -> dict[str, float]:
         """One cycle over scored trees: `epochs` × `minibatches` optimiser steps.
@@ -130,40 +162,49 @@ class Learner:
 
         Raises:
             ConfigError: for trees of another renderer.
-            HarnessFault: for a loss or gradient that is not finite; the weights are then unchanged by that step.
+            TreeError: for actions that several rollouts share, where the aggregation is a mean over rollouts.
+            HarnessFault: for a loss or gradient that is not finite; names the trees. The weights are then unchanged
+                by that step.
         """
         rows = rows_of(trees, renderer_hash=self.renderer_hash)
+        if self.aggregation.name == "sequence_mean":
+            refuse_shared(trees)
         # Rows without a signal count in denominators, whether or not they are spared the forward pass.
-        tokens = sum(row.targets.size for row in rows)
-        if not self.penalties:
+        tokens = round(self.ranks.total(sum(row.targets.size for row in rows)))
+        rollouts = round(self.ranks.total(sum(trained_paths(tree) for tree in trees)))
+        if self._needs_advantages and not self.penalties:
             rows = signal_only(rows)
         lr = self.config.lr * learning_rate_factor(self.config, self.updates_done, self.updates)
         for group in self.optimiser.param_groups:
             group["lr"] = lr
+        trained = any(self.ranks.gather(bool(rows)))
         statistics = {
             "learner/lr": lr,
             "learner/rows": float(len(rows)),
             "learner/row_tokens": float(sum(row.ids.size for row in rows)),
-            "learner/skipped": float(not rows),
+            "learner/skipped": float(not trained),
         }
-        if rows:
-            statistics |= self._fit(rows, tokens, rollouts=sum(trained_paths(tree) for tree in trees))
+        if trained:
+            statistics |= self._fit(rows, tokens, rollouts)
         self.updates_done += 1
         return statistics
 
     def _fit(self, rows: Sequence[Row], tokens: int, rollouts: int) -> dict[str, float]:
+        if self.loss_config.proximal in ("start", "average"):
+            rows = self._with_proximal(rows)
         was_training = self.model.training
         self.model.train()
         try:
             rng = generator(self.seed, "update", self.updates_done)
             statistics: dict[str, float] = {}
-            with_signal = sum(row.targets.size for row in rows)
+            with_signal = self.ranks.total(sum(row.targets.size for row in rows))
+            all_rows = self.ranks.total(len(rows))
             for _ in range(self.config.epochs):
                 parts, norms = [], []
-                for batch in _split(rows, self.config.minibatches, rng):
-                    share = sum(row.targets.size for row in batch) / with_signal
+                for batch in self._minibatches(rows, rng):
+                    share = self.ranks.total(sum(row.targets.size for row in batch)) / with_signal
                     denominator = self.aggregation.denominator(
-                        tokens=tokens * share, rollouts=rollouts * len(batch) / len(rows)
+                        tokens=tokens * share, rollouts=rollouts * self.ranks.total(len(batch)) / all_rows
                     )
                     part, norm = self._step(batch, denominator)
                     parts.append(part)
@@ -176,110 +217,183 @@ class Learner:
         finally:
             self.model.train(was_training)
 
+    def _minibatches(self, rows: Sequence[Row], rng: np.random.Generator) -> list[list[Row]]:
+        """As many on every rank; some may be empty."""
+        batches = minibatches(rows, self.config.minibatches, rng)
+        most = max(self.ranks.gather(len(batches)))
+        return batches + [[] for _ in range(most - len(batches))]
+
     def _step(self, rows: Sequence[Row], denominator: float) -> tuple[dict[str, float], float]:
         """One optimiser step. Returns statistics and the gradient's norm before clipping."""
+        extra: dict[str, float] = {}
+        if rows:
+            rows, extra = weighted(rows, self.aggregation, self.correction)
+        share = self._effective_share(rows) if self._needs_share else None
         self.optimiser.zero_grad(set_to_none=True)
-        parts = []
-        for part in self.layout.parts(rows, self.config.micro_tokens):
-            with part.attention(self.model):
-                loss, statistics = self._forward(part, denominator)
-                if not torch.isfinite(loss):
-                    raise HarnessFault(
-                        f"the loss is {loss.item()} at update {self.updates_done}: nothing was changed"
-                    )
-                loss.backward()  # type: ignore[no-untyped-call]
-            parts.append(statistics)
+        parts = self._backward(rows, denominator, share)
+        self.ranks.sum_gradients()
         limit = self.config.grad_clip or math.inf
-        norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, limit))
+        norm = float(whole(torch.nn.utils.clip_grad_norm_(self.parameters, limit)))
         if not math.isfinite(norm):
             raise HarnessFault(
-                f"the gradient's norm is {norm} at update {self.updates_done}: nothing was changed"
+                f"the gradient's norm is {norm} at update {self.updates_done}, "
+                f"{self._culprits(rows, denominator, share)}: nothing was changed"
             )
         self.optimiser.step()
-        return merge(parts), norm
+        if self._average is not None:
+            self._average.step()
+        return merge([part for theirs in self.ranks.gather(parts) for part in theirs]) | extra, norm
 
-    def _forward(self, part: Part, denominator: float) -> tuple[Tensor, dict[str, float]]:
+    def _backward(
+        self, rows: Sequence[Row], denominator: float, share: float | None
+    ) -> list[dict[str, float]]:
+        """Add the gradient of `rows` to the parameters'. Returns the statistics of each forward."""
+        statistics = []
+        parts = list(self.layout.parts(rows, self.config.micro_tokens)) if rows else []
+        for part in self.ranks.padded(parts):
+            if part is None:
+                self._idle()
+                continue
+            with part.attention(self.model):
+                loss, said = self._forward(part, denominator, share)
+                if not torch.isfinite(loss):
+                    raise HarnessFault(
+                        f"the loss is {loss.item()} at update {self.updates_done}, in {names_of(part.rows)}: nothing was changed"
+                    )
+                loss.backward()  # type: ignore[no-untyped-call]
+            statistics.append(said)
+        return statistics
+
+    def _idle(self) -> None:
+        """A forward and a backward that add nothing, where other ranks have more to do."""
+        ids = torch.zeros((1, 1), dtype=torch.long, device=self.parameters[0].device)
+        (self.model(input_ids=ids, use_cache=False).logits.sum() * 0.0).backward()
+
+    def _forward(
+        self, part: Part, denominator: float, share: float | None = None
+    ) -> tuple[Tensor, dict[str, float]]:
         device, rows = self.parameters[0].device, part.rows
         logits = self._target_logits(self.model, part)
-        targets = torch.from_numpy(np.concatenate([r.ids[r.targets] for r in rows]).astype(np.int64))
-        targets = targets.to(device)
-        logprobs = _logprobs(logits, targets)
-        reference = None
-        if self._reference is not None:
-            with torch.no_grad(), self._reference() as model, part.attention(model):
-                reference = _logprobs(self._target_logits(model, part), targets)
-
-        def column(name: str) -> Tensor:
-            return torch.from_numpy(np.concatenate([getattr(r, name) for r in rows])).to(device)
-
+        targets = targets_of(rows, device)
+        logprobs = token_logprobs(logits, targets)
         batch = TokenBatch(
             logprobs=logprobs,
             loss_mask=torch.ones_like(logprobs, dtype=torch.bool),
             denominator=denominator,
-            behaviour_logprobs=column("behaviour_logprobs"),
-            advantages=column("advantages"),
-            lower_clip_extra=column("lower_clip_extra"),
-            reference_logprobs=reference,
+            behaviour_logprobs=column(rows, "behaviour_logprobs", device),
+            proximal_logprobs=self._proximal(rows, logprobs),
+            advantages=column(rows, "advantages", device),
+            weights=column(rows, "weights", device),
+            lower_clip_extra=column(rows, "lower_clip_extra", device),
+            reference_logprobs=self._logprobs_of(self._reference, part, targets),
             entropy=entropy_of(logits) if self.loss_config.entropy else None,
+            effective_share=share,
+            **ids_of(rows, device),
+            **self._graded(part, logits, targets),
         )
-        loss, statistics = self.loss(batch)
-        for coefficient, penalty in self.penalties:
-            term, more = penalty(batch)
-            loss = loss + coefficient * term
-            statistics |= more
+        try:
+            loss, statistics = self.loss(batch)
+            for coefficient, penalty in self.penalties:
+                term, more = penalty(batch)
+                loss = loss + coefficient * term
+                statistics |= more
+        except HarnessFault as error:
+            raise HarnessFault(f"{error}; they are in {names_of(not_finite(rows, logprobs))}") from error
         return loss, statistics
+
+    # ------------------------------------------------------------------ other policies
+
+    def _with_proximal(self, rows: Sequence[Row]) -> list[Row]:
+        """Rows with the log-probs of π_old: the weights as they are now, or their average, in evaluation mode."""
+        anchor: Anchor = self._average or (lambda: nullcontext(self.model))
+        place = {id(row): i for i, row in enumerate(rows)}
+        out: list[Row] = list(rows)
+        training = self.model.training
+        self.model.eval()
+        try:
+            parts = list(self.layout.parts(rows, self.config.micro_tokens)) if rows else []
+            for part in parts:
+                logprobs = self._logprobs_of(anchor, part, targets_of(part.rows, self.parameters[0].device))
+                assert logprobs is not None
+                done = with_column(part.rows, "proximal_logprobs", logprobs)
+                for row, filled in zip(part.rows, done, strict=True):
+                    out[place[id(row)]] = filled
+        finally:
+            self.model.train(training)
+        return out
+
+    def _proximal(self, rows: Sequence[Row], logprobs: Tensor) -> Tensor | None:
+        """`(M,)` log π_old of the rows, where it is not the behaviour policy's."""
+        if self.loss_config.proximal != "between":
+            return column(rows, "proximal_logprobs", logprobs.device)
+        behaviour, version = (
+            column(rows, name, logprobs.device) for name in ("behaviour_logprobs", "version")
+        )
+        assert behaviour is not None
+        assert version is not None
+        now = self.updates_done
+        return between(logprobs, behaviour, version=version, proximal=now, current=now + 1)
+
+    def _graded(self, part: Part, logits: Tensor, targets: Tensor) -> dict[str, Any]:
+        """What the teacher says about the trained tokens."""
+        if self._teacher is None:
+            return {}
+        with torch.no_grad(), self._teacher() as model, part.attention(model):
+            theirs = self._target_logits(model, part)
+        gap = divergence(logits, theirs, direction=self.loss_config.teacher_direction)
+        return {"teacher_logprobs": token_logprobs(theirs, targets), "teacher_divergence": gap}
+
+    def _logprobs_of(self, anchor: Anchor | None, part: Part, targets: Tensor) -> Tensor | None:
+        """`(M,)` log-probs of the trained tokens under another policy, without a gradient."""
+        if anchor is None:
+            return None
+        with torch.no_grad(), anchor() as model, part.attention(model):
+            return token_logprobs(self._target_logits(model, part), targets)
+
+    def _effective_share(self, rows: Sequence[Row]) -> float:
+        """Of π_θ/μ over all trained tokens of the step, on all ranks."""
+        device, logs = self.parameters[0].device, [torch.zeros(0)]
+        for part in self.layout.parts(rows, self.config.micro_tokens) if rows else ():
+            mine = self._logprobs_of(lambda: nullcontext(self.model), part, targets_of(part.rows, device))
+            behaviour = column(part.rows, "behaviour_logprobs", device)
+            assert mine is not None
+            assert behaviour is not None
+            logs.append(log_ratio(mine, behaviour).cpu())
+        return effective_share(torch.cat([log for theirs in self.ranks.gather(logs) for log in theirs]))
 
     def _target_logits(self, model: Any, part: Part) -> Tensor:
         """`(M, V)` logits, float32 or wider, that predict the trained tokens, divided by the sampling temperature."""
         logits = part.logits(model)
         return logits.to(torch.promote_types(logits.dtype, torch.float32)) / self.temperature
 
+    # ------------------------------------------------------------------ faults and checkpoints
+
+    def _culprits(self, rows: Sequence[Row], denominator: float, share: float | None) -> str:
+        """Whose gradient is not finite when it is computed alone."""
+        if self.ranks.size > 1:
+            return f"in one of {names_of(rows)} or of another rank"
+        found = []
+        for name in dict.fromkeys(row.rollout_id for row in rows):
+            own = [row for row in rows if row.rollout_id == name]
+            self.optimiser.zero_grad(set_to_none=True)
+            self._backward(own, denominator, share)
+            if not all(bool(torch.isfinite(p.grad).all()) for p in self.parameters if p.grad is not None):
+                found += own
+        self.optimiser.zero_grad(set_to_none=True)
+        return f"from {names_of(found)}" if found else "in the sum over trees that are finite each"
+
     def state(self) -> dict[str, Any]:
         """What a checkpoint holds beside the weights."""
+        average = {} if self._average is None else {"average": self._average.state()}
         return {
             "optimiser": self.optimiser.state_dict(),
             "updates_done": self.updates_done,
+            **average,
         }
 
     def load(self, state: dict[str, Any]) -> None:
         """Continue from a checkpoint."""
         self.optimiser.load_state_dict(state["optimiser"])
         self.updates_done = state["updates_done"]
-
-
-def _logprobs(logits: Tensor, targets: Tensor) -> Tensor:
-    """`(M,)` log-probs of `targets` `(M,)` under `logits` `(M, V)`."""
-    return torch.log_softmax(logits, -1).gather(1, targets[:, None]).squeeze(1)
-
-
-def _reference(model: Any) -> Callable[[], AbstractContextManager[Any]]:
-    """The policy before training, to be entered: the model with its adapter switched off, or a frozen copy."""
-    if hasattr(model, "disable_adapter"):
-        return partial(_without_adapter, model)
-    return partial(nullcontext, copy.deepcopy(model).eval().requires_grad_(False))
-
-
-@contextmanager
-def _without_adapter(model: Any) -> Iterator[Any]:
-    with model.disable_adapter():
-        yield model
-
-
-def learning_rate_factor(config: OptimiserConfig, done: int, updates: int) -> float:
-    """Factor of the learning rate for the update after `done` updates."""
-    if done < config.warmup:
-        return (done + 1) / (config.warmup + 1)
-    left = max(0.0, 1 - (done - config.warmup) / max(1, updates - config.warmup))
-    match config.schedule:
-        case "constant":
-            return 1.0
-        case "linear":
-            return left
-        case "cosine":
-            return 0.5 * (1 - math.cos(math.pi * left))
-
-
-def _split(rows: Sequence[Row], parts: int, rng: np.random.Generator) -> list[list[Row]]:
-    """Shuffled mini-batches of about equal numbers of rows; fewer where there are fewer rows."""
-    order = rng.permutation(len(rows)) if parts > 1 else np.arange(len(rows))
-    return [[rows[i] for i in chunk] for chunk in np.array_split(order, min(parts, len(rows)))]
+        if self._average is not None:
+            self._average.load(state["average"])

@@ -40,6 +40,14 @@ class Row:
     "`(M,)`"
     version: IntArray
     "`(M,)` policy version that sampled each"
+    nodes: IntArray
+    "`(M,)` node of the tree that each belongs to"
+    leaf: int
+    "the path that it was taken from: a rollout that restarted its context has several rows with one leaf"
+    proximal_logprobs: FloatArray | None = None
+    "`(M,)` of the policy that ratios are taken against, where a learner computed them"
+    weights: FloatArray | None = None
+    "`(M,)` factor of each token's loss, where a learner computed it"
 
 
 def rows_of(trees: Iterable[Tree], *, renderer_hash: str) -> list[Row]:
@@ -76,14 +84,14 @@ def tree_rows(tree: Tree) -> list[Row]:
             trained = [n for n in trained if n.loss_mask.any()]
             if trained:
                 owned.update(n.index for n in trained)
-                rows.append(_row(nodes, {n.index for n in trained}))
+                rows.append(_row(nodes, {n.index for n in trained}, leaf))
     return rows
 
 
-def _row(nodes: Sequence[Node], trained: set[int]) -> Row:
+def _row(nodes: Sequence[Node], trained: set[int], leaf: int) -> Row:
     last = max(i for i, node in enumerate(nodes) if node.index in trained)
     spans: list[IntArray] = []
-    columns: list[tuple[npt.NDArray[np.int64], FloatArray, FloatArray, FloatArray, IntArray]] = []
+    columns: list[tuple[npt.NDArray[np.int64], FloatArray, FloatArray, FloatArray, IntArray, IntArray]] = []
     start = 0
     for node in nodes[: last + 1]:
         spans.append(node.ids)
@@ -97,10 +105,13 @@ def _row(nodes: Sequence[Node], trained: set[int]) -> Row:
                     np.broadcast_to(np.asarray(node.advantage, np.float32), mask.shape)[mask],
                     np.full(count, node.metrics.get(LOWER_CLIP_EXTRA, 0.0), np.float32),
                     node.version[mask],
+                    np.full(count, node.index, np.int32),
                 )
             )
         start += node.ids.size
-    targets, behaviour, advantages, extra, version = (np.concatenate(c) for c in zip(*columns, strict=True))
+    targets, behaviour, advantages, extra, version, owners = (
+        np.concatenate(c) for c in zip(*columns, strict=True)
+    )
     rollout_id = nodes[0].tree.rollout_id
     if targets[0] == 0:
         raise TreeError(f"{rollout_id}: node {nodes[0].index} is an action at the start of a context")
@@ -112,6 +123,8 @@ def _row(nodes: Sequence[Node], trained: set[int]) -> Row:
         advantages=advantages,
         lower_clip_extra=extra,
         version=version,
+        nodes=owners,
+        leaf=leaf,
     )
 
 
@@ -129,3 +142,17 @@ def trained_paths(tree: Tree) -> int:
     """Paths that count and have a trained action: each counts once, into however many contexts it was split."""
     scored = {node.index for node in tree if node.is_action and node.advantage is not None}
     return sum(not tree.void(leaf) and not scored.isdisjoint(tree.path(leaf)) for leaf in tree.leaves)
+
+
+def shared_action(tree: Tree) -> int | None:
+    """An action that is trained and lies on several paths that count, or None: it belongs to no single rollout."""
+    seen: set[int] = set()
+    for leaf in tree.leaves:
+        path = [i for i in tree.path(leaf) if tree[i].is_action and tree[i].advantage is not None]
+        if tree.void(leaf):
+            continue
+        for node in path:
+            if node in seen:
+                return node
+        seen.update(path)
+    return None

@@ -347,6 +347,8 @@ def _plain_row(ids: Sequence[int]) -> Row:
         advantages=nothing,
         lower_clip_extra=nothing,
         version=np.zeros(targets.size, np.int32),
+        nodes=np.zeros(targets.size, np.int32),
+        leaf=0,
     )
 
 

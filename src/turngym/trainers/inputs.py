@@ -1,0 +1,189 @@
+"""What a loss reads, gathered: the flat arrays of `TokenBatch` from rows, and which of them a run can give.
+
+The one idea: a loss says what it needs (`check_inputs`), a configuration says what there is. What is missing is an
+error at start that names the setting which would bring it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from turngym.errors import ConfigError, TreeError
+from turngym.trainers.config import LossConfig
+from turngym.trainers.losses import Aggregation, Correction, Loss, TokenBatch, check_inputs
+from turngym.trainers.rows import Row, shared_action
+from turngym.tree import Tree
+
+Computed = Literal["proximal_logprobs", "weights"]
+"""Columns of a row that the tree does not have."""
+
+_ALWAYS = (
+    "behaviour_logprobs",
+    "advantages",
+    "lower_clip_extra",
+    "sequence_ids",
+    "turn_ids",
+    "positions",
+    "effective_share",
+)
+_SETTINGS = {
+    "proximal_logprobs": 'loss.proximal = "start" (or "average", "between")',
+    "teacher_logprobs": 'loss.teacher = "local:…"',
+    "teacher_divergence": 'loss.teacher = "local:…"',
+}
+
+
+def available(config: LossConfig) -> set[str]:
+    """Fields of `TokenBatch` that a learner of this configuration fills for its loss."""
+    fields = set(_ALWAYS)
+    if config.proximal != "behaviour":
+        fields.add("proximal_logprobs")
+    if config.teacher:
+        fields |= {"teacher_logprobs", "teacher_divergence"}
+    return fields
+
+
+def must_be_met(config: LossConfig, loss: Loss) -> None:
+    """Refuse a loss whose inputs are missing, and settings that nothing would read.
+
+    Raises:
+        ConfigError: names the setting that would help.
+    """
+    fields = available(config)
+    for name, setting in _SETTINGS.items():
+        if name not in fields and reads(loss, name):
+            raise ConfigError(f"loss {config.name} needs {name}: set {setting}")
+    if config.teacher and not any(reads(loss, name) for name in _SETTINGS if "teacher" in name):
+        raise ConfigError(f"loss {config.name} learns from no teacher: leave loss.teacher out")
+    if config.correction and config.proximal not in ("start", "average"):
+        raise ConfigError(
+            f'correction {config.correction} compares trainer and engine: set loss.proximal = "start" (or "average")'
+        )
+    check_inputs(loss, fields)
+
+
+def reads(loss: Loss, field: str) -> bool:
+    """Whether `loss` can't do without `field` of `TokenBatch`."""
+    everything = {*_ALWAYS, *_SETTINGS}
+    check_inputs(loss, everything)
+    try:
+        check_inputs(loss, everything - {field})
+    except ConfigError:
+        return True
+    return False
+
+
+def refuse_shared(trees: Sequence[Tree]) -> None:
+    """For means over rollouts, where a token that several rollouts share has no weight.
+
+    Raises:
+        TreeError: names the first such action.
+    """
+    for tree in trees:
+        node = shared_action(tree)
+        if node is not None:
+            raise TreeError(
+                f"{tree.rollout_id}: action {node} belongs to several rollouts, so a mean over each has no weight for it: "
+                "use another loss.aggregation, or fork at the root only"
+            )
+
+
+# ---------------------------------------------------------------------- arrays
+
+
+def column(rows: Sequence[Row], name: str, device: torch.device) -> Tensor | None:
+    """`(M,)` a column of the rows one after the other; None where they have none."""
+    values = [getattr(row, name) for row in rows]
+    return None if values[0] is None else torch.from_numpy(np.concatenate(values)).to(device)
+
+
+def ids_of(rows: Sequence[Row], device: torch.device) -> dict[str, Any]:
+    """Tensors `(M,)` int64 `sequence_ids`, `turn_ids` and `positions`: a row is a sequence, an action lies in one row."""
+    sequences = np.repeat(np.arange(len(rows)), [row.targets.size for row in rows])
+    nodes = np.concatenate([row.nodes for row in rows]).astype(np.int64)
+    positions = np.concatenate([row.targets for row in rows]).astype(np.int64)
+    arrays = {"sequence_ids": sequences, "turn_ids": sequences << 32 | nodes, "positions": positions}
+    return {name: torch.from_numpy(array).to(device) for name, array in arrays.items()}
+
+
+def targets_of(rows: Sequence[Row], device: torch.device) -> Tensor:
+    """`(M,)` int64 ids of the trained tokens."""
+    return torch.from_numpy(np.concatenate([r.ids[r.targets] for r in rows]).astype(np.int64)).to(device)
+
+
+def with_column(rows: Sequence[Row], name: Computed, values: Tensor) -> list[Row]:
+    """The rows with `(M,)` values in column `name`."""
+    pieces = torch.split(values.detach().to("cpu", torch.float32), [row.targets.size for row in rows])
+    columns: list[dict[str, Any]] = [{name: piece.numpy()} for piece in pieces]
+    return [replace(row, **filled) for row, filled in zip(rows, columns, strict=True)]
+
+
+def weighted(
+    rows: Sequence[Row], aggregation: Aggregation, correction: Correction | None
+) -> tuple[list[Row], dict[str, float]]:
+    """Rows of one optimiser step with the weights of their tokens, and the correction's statistics.
+
+    Weights are computed over the whole step, before it is cut into forwards, so that the cut changes nothing.
+    """
+    cpu = torch.device("cpu")
+    statistics: dict[str, float] = {}
+    ids = ids_of(rows, cpu)
+    behaviour = column(rows, "behaviour_logprobs", cpu)
+    assert behaviour is not None
+    mask = torch.ones(behaviour.numel(), dtype=torch.bool)
+    weights: Tensor | None = None
+    if aggregation.name in ("sequence_mean", "turn_constant"):
+        turns = torch.unique(ids["turn_ids"], return_inverse=True)[1]
+        weights = aggregation.weights(mask, _rollouts(rows), turns)
+    if correction is not None:
+        batch = TokenBatch(
+            logprobs=behaviour,
+            loss_mask=mask,
+            denominator=1.0,
+            behaviour_logprobs=behaviour,
+            proximal_logprobs=column(rows, "proximal_logprobs", cpu),
+            advantages=column(rows, "advantages", cpu),
+            **ids,
+        )
+        factors, statistics = correction(batch)
+        weights = factors if weights is None else weights * factors
+    return (list(rows) if weights is None else with_column(rows, "weights", weights)), statistics
+
+
+def _rollouts(rows: Sequence[Row]) -> Tensor:
+    """`(M,)` int64: the rollout of each token, numbered from 0."""
+    names: dict[tuple[str, int], int] = {}
+    numbers = [names.setdefault((row.rollout_id, row.leaf), len(names)) for row in rows]
+    return torch.from_numpy(np.repeat(np.array(numbers, np.int64), [row.targets.size for row in rows]))
+
+
+def token_logprobs(logits: Tensor, targets: Tensor) -> Tensor:
+    """`(M,)` log-probs of `targets` `(M,)` under `logits` `(M, V)`."""
+    return torch.log_softmax(logits, -1).gather(1, targets[:, None]).squeeze(1)
+
+
+def not_finite(rows: Sequence[Row], logprobs: Tensor) -> list[Row]:
+    """Rows with a log-prob or a recorded number that is NaN or infinite; all of them where none has."""
+    pieces = torch.split(logprobs.detach(), [row.targets.size for row in rows])
+    bad = [
+        row
+        for row, mine in zip(rows, pieces, strict=True)
+        if not (
+            torch.isfinite(mine).all()
+            and np.isfinite(row.behaviour_logprobs).all()
+            and np.isfinite(row.advantages).all()
+        )
+    ]
+    return bad or list(rows)
+
+
+def names_of(rows: Sequence[Row]) -> str:
+    """The trees that rows come from, for a message."""
+    names = list(dict.fromkeys(row.rollout_id for row in rows))
+    return f"{len(names)} trees, {names[0]} among them" if len(names) > 3 else " and ".join(names)

@@ -1,0 +1,196 @@
+"""Every registered loss can be trained with, and cuts, layouts and processes change nothing about it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+
+from scored_trees import HASH, VOCABULARY, assert_close_gradients, random_tree
+from small_models import tiny_model
+from turngym.errors import ConfigError, HarnessFault, TreeError
+from turngym.trainers.anchors import Average, frozen
+from turngym.trainers.config import LossConfig, OptimiserConfig
+from turngym.trainers.learner import Learner
+from turngym.trainers.losses import CORRECTIONS, LOSSES
+from turngym.tree import Tree
+
+WIDE = {"clip_low": 0.9, "clip_high": 9.0}
+TEACHER = "local:sprout"
+CONFIGS = {
+    **{name: LossConfig(name=name) for name in LOSSES},
+    "decoupled_ppo": LossConfig(name="decoupled_ppo", proximal="start"),
+    "decoupled_ppo average": LossConfig(name="decoupled_ppo", proximal="average"),
+    "decoupled_ppo between": LossConfig(name="decoupled_ppo", proximal="between"),
+    "gspo": LossConfig(name="gspo", options=WIDE),
+    "gspo turn": LossConfig(name="gspo", options={**WIDE, "level": "turn"}),
+    "tbpo": LossConfig(name="tbpo", options={**WIDE, "mismatch_low": 0.01, "mismatch_high": 99.0}),
+    "sao": LossConfig(name="sao", options={"clip_low": 1.0, "clip_high": 99.0}),
+    "turn_constant": LossConfig(aggregation="turn_constant", horizon=3),
+}
+DISTILLED = ("distillation", "dense_distillation")
+
+
+def taught(loss: LossConfig, **options: object) -> Learner:
+    """A learner of a small model in double precision; teachers are small models as well."""
+    model = tiny_model("opt", seed=1, vocabulary=VOCABULARY).double()
+    learner = Learner(
+        model,
+        loss=loss,
+        optimiser=OptimiserConfig(**{"grad_clip": 0.0, "lr": 1e-3, **options}),  # type: ignore[arg-type]
+        renderer_hash=HASH,
+    )
+    if loss.teacher:
+        learner._teacher = frozen(tiny_model("opt", seed=2, vocabulary=VOCABULARY).double())
+    return learner
+
+
+@pytest.fixture
+def any_teacher(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How a teacher is loaded is tested elsewhere: here it only has to be a model, which `taught` puts in."""
+    monkeypatch.setattr("turngym.trainers.learner.teacher", lambda spec, model: None)
+
+
+def configured(case: str) -> LossConfig:
+    config = CONFIGS[case]
+    return replace(config, teacher=TEACHER) if case in DISTILLED else config
+
+
+def trees(count: int = 3) -> list[Tree]:
+    return [random_tree([0, 1, 1, 2, 0, 3, 4, 4], seed) for seed in range(count)]
+
+
+@pytest.mark.usefixtures("any_teacher")
+@pytest.mark.parametrize("case", CONFIGS)
+def test_every_loss_trains_and_no_cut_or_layout_changes_it(case: str) -> None:
+    results = {}
+    for name, options in {
+        "whole": {},
+        "cut": {"micro_tokens": 30},
+        "packed": {"layout": "packed"},
+        "checkpointed": {"layout": "packed", "micro_tokens": 60, "checkpointing": True},
+    }.items():
+        learner = taught(configured(case), **options)
+        learner.optimiser.step = lambda closure=None: None  # type: ignore[assignment,method-assign]
+        statistics = learner.update(trees())
+        results[name] = statistics, {n: p.grad for n, p in learner.model.named_parameters()}
+    statistics, gradients = results.pop("whole")
+    assert statistics["learner/grad_norm"] > 0
+    for other, theirs in results.values():
+        assert_close_gradients(gradients, theirs, 1e-7)  # columns of rows are in single precision
+        for key in ("loss/", "ratio/mean", "learner/grad_norm"):
+            for name in (n for n in statistics if n.startswith(key)):
+                assert other[name] == pytest.approx(statistics[name], rel=1e-6, abs=1e-8), name
+
+
+@pytest.mark.parametrize("name", CORRECTIONS)
+def test_every_correction_weighs_whole_batches(name: str) -> None:
+    config = LossConfig(proximal="start", correction=name)
+    norms = []
+    for micro in (10_000, 30):
+        learner = taught(config, micro_tokens=micro)
+        statistics = learner.update(trees())
+        assert {"correction/mean", "correction/max"} <= statistics.keys()
+        norms.append(statistics["learner/grad_norm"])
+    assert norms[0] == pytest.approx(norms[1], rel=1e-6)
+
+
+def test_the_proximal_policy_is_the_one_at_the_start_of_the_update() -> None:
+    """The recorded log-probs are far off, so against them the ratio is not 1."""
+    assert taught(LossConfig()).update(trees())["ratio/max"] > 2
+    assert taught(LossConfig(proximal="start")).update(trees())["ratio/max"] == pytest.approx(1, abs=1e-5)
+    late = taught(LossConfig(proximal="start"), epochs=2).update(trees())
+    assert late["ratio/max"] > 1.0001  # in the second pass the weights have moved, the anchor has not
+
+
+def test_an_average_of_the_weights_follows_and_is_corrected_for_its_start() -> None:
+    weight = torch.nn.Parameter(torch.tensor([1.0]))
+    average = Average("model", [weight], 0.5)
+    with average() as model:
+        assert model == "model"
+        assert weight.tolist() == [1.0]
+    weight.data = torch.tensor([4.0])
+    average.step()
+    with average():
+        assert weight.tolist() == [3.0]  # (0.5 · 0.5 · 1 + 0.5 · 4) / 0.75
+    assert weight.tolist() == [4.0]
+    other = Average("model", [torch.nn.Parameter(torch.tensor([9.0]))], 0.5)
+    other.load(average.state())
+    assert other._sums == average._sums
+
+
+def test_a_mean_over_rollouts_weighs_each_the_same_and_refuses_shared_actions() -> None:
+    apart = [random_tree([0, 0, 0], seed) for seed in range(2)]
+    learner = taught(LossConfig(aggregation="sequence_mean"))
+    seen = []
+    step = learner._backward
+
+    def spy(rows, denominator, share):  # type: ignore[no-untyped-def]
+        seen.extend(rows)
+        assert denominator == 6
+        return step(rows, denominator, share)
+
+    learner._backward = spy  # type: ignore[method-assign]
+    learner.update(apart)
+    per_rollout: dict[tuple[str, int], float] = {}
+    for row in seen:
+        assert row.weights is not None
+        per_rollout[row.rollout_id, row.leaf] = (
+            per_rollout.get((row.rollout_id, row.leaf), 0) + row.weights.sum()
+        )
+    assert list(per_rollout.values()) == pytest.approx([1.0] * 6)
+    with pytest.raises(TreeError, match="t0: action 1 belongs to several rollouts"):
+        learner.update([random_tree([0, 1, 1], 0)])
+
+
+@pytest.mark.usefixtures("any_teacher")
+def test_a_distilled_policy_comes_closer_to_its_teacher() -> None:
+    learner = taught(configured("dense_distillation"), lr=3e-3)
+    gaps = [learner.update(trees())["kl/teacher"] for _ in range(8)]
+    assert gaps[-1] < 0.5 * gaps[0]
+
+
+# ---------------------------------------------------------------------- faults are named
+
+
+def test_a_number_that_is_not_finite_is_traced_to_its_tree() -> None:
+    good, bad = random_tree([0, 0], 1), random_tree([0, 0], 2)
+    learner = taught(LossConfig())
+    huge = learner._target_logits
+
+    def broken(model: object, part: object) -> torch.Tensor:
+        logits = huge(model, part)  # type: ignore[arg-type]
+        places = np.repeat([r.rollout_id == "t2" for r in part.rows], [r.targets.size for r in part.rows])  # type: ignore[attr-defined]
+        return torch.where(torch.from_numpy(places)[:, None], torch.nan, logits)
+
+    learner._target_logits = broken  # type: ignore[method-assign]
+    with pytest.raises(HarnessFault, match=r"they are in t2$"):
+        learner.update([good, bad])
+
+
+def test_a_gradient_that_is_not_finite_is_traced_to_its_tree() -> None:
+    good, bad = random_tree([0, 0], 1), random_tree([0, 0], 2)
+    learner = taught(LossConfig())
+    before = [p.clone() for p in learner.parameters]
+    huge = learner._target_logits
+
+    def steep(model: object, part: object) -> torch.Tensor:
+        logits = huge(model, part)  # type: ignore[arg-type]
+        if any(r.rollout_id == "t2" for r in part.rows):  # type: ignore[attr-defined]
+            logits.register_hook(partial(torch.full_like, fill_value=torch.inf))
+        return logits
+
+    learner._target_logits = steep  # type: ignore[method-assign]
+    with pytest.raises(HarnessFault, match=r"norm is (nan|inf) at update 0, from t2: nothing was changed"):
+        learner.update([good, bad])
+    assert all(torch.equal(a, b) for a, b in zip(before, learner.parameters, strict=True))
+
+
+def test_settings_that_nothing_reads_are_refused() -> None:
+    with pytest.raises(ConfigError, match="correction_options are given"):
+        LossConfig(correction_options={"cap": 2.0})
+    with pytest.raises(ConfigError, match="proximal_decay must be below 1"):
+        LossConfig(proximal_decay=1.0)
