@@ -238,7 +238,7 @@ def traps(turns: int = 3) -> Mdp:
         ("safe", "snare"),
         rows=rows,
         logits={f"turn {t}": (0.8 - 0.4 * t, 0.0) for t in range(turns)},
-        forks={"open 1": 0.4, "lost 1": 0.4},
+        forks={"open 1": 0.2, "lost 1": 0.2},
         seed=2,
     )
 
@@ -265,7 +265,7 @@ def sparse(turns: int = 10, decisions: Sequence[int] = (1, 4, 8), needed: int = 
     )
 
 
-def noisy_tool(right: float = 0.75, asks: int = 2) -> Mdp:
+def noisy_tool(right: float = 0.75, asks: int = 1) -> Mdp:
     """A tool that is wrong now and then, a truth that stays hidden, and a price for asking again."""
     moves: dict[str, list[Move]] = {
         "nothing heard": [
@@ -327,7 +327,7 @@ def corridor(places: int = 3, turns: int = 4) -> Mdp:
     )
 
 
-def random_mdp(seed: int = 6, *, layers: int = 3, width: int = 3, actions: int = 2, leads_to: int = 2) -> Mdp:
+def random_mdp(seed: int = 6, *, layers: int = 3, width: int = 3, actions: int = 2, leads_to: int = 1) -> Mdp:
     """A problem that nobody thought of: `layers` turns at most, `width` states in each but the first.
 
     Every move leads to `leads_to` states with random chances and may end the episode; it pays up to 1/`layers`.

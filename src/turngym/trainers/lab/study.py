@@ -203,7 +203,8 @@ def _study(problem: str, trials: Sequence[str], samples: int, seed: int) -> list
     out = []
     for name in trials:
         trial = TRIALS[name]
-        measured = estimates(trial, head(trial.plan) if trial.claim == "biased" else forest(trial.plan))
+        drawn = head(trial.plan) if trial.claim == "biased" else forest(trial.plan)
+        measured = estimates(trial, drawn.head(len(drawn.order) // 2) if trial.over_batch else drawn)
         out.append(Result(trial=name, problem=problem, quality=judge(measured, known, rollout_variance)))
     return out
 
