@@ -29,7 +29,7 @@ import numpy as np
 from _report import report
 from turngym.trainers.statistics import t_quantile
 
-ENV_STEPS = 12_000
+ENV_STEPS = 8_000
 RUNS: dict[str, list[str]] = {
     "grpo": [
         "rollout.plan=group",
@@ -39,7 +39,7 @@ RUNS: dict[str, list[str]] = {
     ],
     "tree": [
         "rollout.plan=coin",
-        "rollout.plan_options={roots=5, probability=0.12}",
+        "rollout.plan_options={roots=8, probability=0.06}",
         "credit.rule=tree",
         "credit.options={pool=2.0}",
     ],
@@ -57,7 +57,7 @@ COMMON = [
     "run.checkpoint_every=1000",
     "run.keep_trees_every=0",
     "tasks.held_out=150",
-    "rollout.trees=8",
+    "rollout.trees=4",
 ]
 
 
