@@ -139,11 +139,12 @@ def test_unknown_functions_and_parameters_name_the_nearest() -> None:
 def test_no_string_is_run_as_code(hostile: str) -> None:
     env = BFCL(task="multi_turn_base_0")
     env.reset(seed=0)
-    worked_in = PINS.folder
+    written = [PINS.folder / "pwned", Path("pwned")]  # where the worker runs, and here
+    for path in written:
+        path.unlink(missing_ok=True)
     text, *_ = env.step(hostile)
     assert "rror" in text
-    assert not (worked_in / "pwned").exists()
-    assert not Path("pwned").exists()
+    assert not any(path.exists() for path in written)
 
 
 class Hurried(BFCL):

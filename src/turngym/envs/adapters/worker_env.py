@@ -130,8 +130,9 @@ class WorkerEnv(TurnEnv):
         Raises:
             CpuSpent: where it cost more than `act_cpu_s`; the episode is as it was.
         """
+        patience = max(120.0, 15 * self.act_cpu_s)  # on a busy machine CPU seconds take long
         shown, header, episode = self.slot.ask(
-            "act", self._state.episode, cpu_s=self.act_cpu_s, deadline_s=self.act_cpu_s * 15, **message
+            "act", self._state.episode, cpu_s=self.act_cpu_s, deadline_s=patience, **message
         )
         self._state = WorkerState(self._state.task, episode, header["key"], turn)
         return cast(Shown, shown)
