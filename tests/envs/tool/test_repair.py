@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import closing
+from difflib import unified_diff
 from typing import Any
 
 import pytest
 
 from turngym.envs.checker import check_env
+from turngym.envs.tool.python.inside import decode
 from turngym.envs.tool.repair import make
 from turngym.envs.tool.repair.env import Repair, smallest_edit
-from turngym.envs.tool.repair.grading import Grader, is_right
-from turngym.envs.tool.repair.instances import build, expected, manifest
+from turngym.envs.tool.repair.grading import Grader
+from turngym.envs.tool.repair.instances import Repository, build, expected, manifest
+from turngym.envs.tool.repair.render import library
 from turngym.errors import ConfigError, MissingDependency, UnknownName
 from turngym.toolcalls import format_call
 from turngym.types import ToolCall
@@ -164,12 +167,34 @@ def test_mended_code_is_accepted_whatever_lies_beside_it(env: Repair) -> None:
     assert submit(env) == ("Accepted.", 1.0, True)
 
 
-def test_the_report_alone_can_not_be_satisfied(env: Repair) -> None:
-    """Somebody mends what was reported by a special case: another probe notices."""
-    wanted = expected()[env.task.instance.library][env.task.instance.fails[0]]
-    assert len(env.task.instance.fails) >= 2
-    assert not is_right({"value": float("nan")}, wanted)
-    assert not is_right({"error": "no answer"}, wanted)
+def test_a_special_case_for_what_was_reported_is_wrong(sandbox: str) -> None:
+    instance = next(
+        i for i in manifest() if i.library == "money" and "(" in library("money").probes[i.fails[0]][:9]
+    )
+    repository = build(instance)
+    module = repository.path.removesuffix(".py").replace("/", ".")
+    probe = dict(repository.probes)[module][instance.fails[0]]
+    function, _, arguments = probe.partition("(")
+    wanted = decode(expected()["money"][instance.fails[0]]["value"])
+    lie = (
+        f"\n_whole = {function}\ndef {function}(*given, **named):\n"
+        f"    return {wanted!r} if given == ({arguments[:-1]},) else _whole(*given, **named)\n"
+    )
+    diff = unified_diff(
+        repository.broken.splitlines(keepends=True),
+        (repository.broken + lie).splitlines(keepends=True),
+        f"a/{repository.path}",
+        f"b/{repository.path}",
+    )
+    verdict = asyncio.run(Grader().grade(repository, "".join(diff)))
+    first = sum(len(probes) for name, probes in repository.probes[: _place(repository, module)])
+    assert first + instance.fails[0] not in verdict.wrong
+    assert verdict.wrong
+    assert not verdict.accepted
+
+
+def _place(repository: Repository, module: str) -> int:
+    return [name for name, _ in repository.probes].index(module)
 
 
 # ---------------------------------------------------------------------- tools

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import sqlite3
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -144,6 +146,29 @@ def test_a_forked_process_has_workers_of_its_own(people: Database) -> None:
         os._exit(0 if people.run("SELECT 3").rows == ((3,),) else 1)
     assert os.waitpid(child, 0)[1] == 0
     assert people.run("SELECT 2").rows == ((2,),)
+
+
+OWNER = """
+import sys, time
+from turngym.envs.tool.sql import engine
+engine.Database.build(["CREATE TABLE t (a)"], ()).run("SELECT 1")
+worker = engine._POOL._idle.get_nowait()
+print(worker._process.pid, flush=True)
+time.sleep(60)
+"""
+
+
+def test_no_worker_outlives_an_owner_that_is_killed() -> None:
+    with subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True) as owner:
+        assert owner.stdout is not None
+        worker = int(owner.stdout.readline())
+        assert Path(f"/proc/{worker}").exists()
+        owner.kill()
+    for _ in range(100):
+        if not Path(f"/proc/{worker}").exists():
+            return
+        time.sleep(0.1)
+    pytest.fail("the worker is still there")
 
 
 # ---------------------------------------------------------------------- match

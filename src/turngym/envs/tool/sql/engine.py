@@ -13,7 +13,6 @@ import atexit
 import contextlib
 import os
 import queue
-import select
 import sqlite3
 import subprocess
 import sys
@@ -22,6 +21,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, Literal
 
@@ -151,6 +151,7 @@ class _Worker:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             env={},
+            start_new_session=True,  # Ctrl-C is for the owner; the worker ends with it
         )
 
     def ask(self, request: dict[str, Any], image: bytes, wall_s: float) -> dict[str, Any]:
@@ -170,8 +171,7 @@ class _Worker:
         assert stdout is not None
         try:
             worker.write_frame(stdin, request)  # type: ignore[arg-type]
-            ready, _, _ = select.select([stdout], [], [], max(0.0, deadline - time.monotonic()))
-            if not ready:
+            if not wait([stdout], max(0.0, deadline - time.monotonic())):  # type: ignore[list-item]
                 raise _Died(late=True)
             reply = worker.read_frame(stdout)  # type: ignore[arg-type]
         except OSError as error:

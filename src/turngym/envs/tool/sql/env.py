@@ -118,31 +118,29 @@ class Sql(ToolCalling):
     # ------------------------------------------------------------------ tools
 
     @tool
-    def tables(self) -> str:
+    async def tables(self) -> str:
         """List the tables and the number of their rows."""
-        database = self._state.problem.database
-        counts = [
-            (name, database.run(f"SELECT count(*) FROM {quoted(name)}", self.limits))
-            for name, _ in database.tables
-        ]
-        return "\n".join(f"{name}: {_rows(counted)} rows" for name, counted in counts)
+        names = [name for name, _ in self._state.problem.database.tables]
+        counts = [await self._queried(f"SELECT count(*) FROM {quoted(name)}") for name in names]
+        return "\n".join(
+            f"{name}: {_rows(counted)} rows" for name, counted in zip(names, counts, strict=True)
+        )
 
     @tool
-    def describe(self, table: str) -> str:
+    async def describe(self, table: str) -> str:
         """Show how a table is defined, and its first three rows.
 
         Args:
             table: its name.
         """
-        database = self._state.problem.database
-        known = {name.lower(): name for name, _ in database.tables}
+        known = {name.lower(): name for name, _ in self._state.problem.database.tables}
         name = known.get(table.lower())
         if name is None:
             raise ToolError(
                 f"there is no table {table[:60]!r}{nearest(table, known.values())}. Tables: {', '.join(known.values())}"
             )
-        definition = database.run(f"SELECT sql FROM sqlite_master WHERE name = '{name}'", self.limits)
-        sample = database.run(f"SELECT * FROM {quoted(name)} LIMIT 3", self.limits)
+        definition = await self._queried(f"SELECT sql FROM sqlite_master WHERE name = '{name}'")
+        sample = await self._queried(f"SELECT * FROM {quoted(name)} LIMIT 3")
         return f"{definition.rows[0][0]!s}\n{_shown(sample)}"
 
     @tool
@@ -152,7 +150,7 @@ class Sql(ToolCalling):
         Args:
             sql: one SELECT statement.
         """
-        result = await asyncio.to_thread(self._state.problem.database.run, sql, self.limits)
+        result = await self._queried(sql)
         if result.error is not None:
             raise ToolError(self._explained(result))
         return _shown(result)
@@ -204,6 +202,9 @@ class Sql(ToolCalling):
         kind = "answer" if rng.random() < 0.05 else ["tables", "describe", "query"][int(rng.integers(3))]
         arguments = {"tables": {}, "describe": {"table": name}}.get(kind, {"sql": sql})
         return format_call(ToolCall(kind, arguments))
+
+    async def _queried(self, sql: str) -> QueryResult:
+        return await asyncio.to_thread(self._state.problem.database.run, sql, self.limits)
 
     def _explained(self, result: QueryResult) -> str:
         """An error in words that a query can be repaired from."""
