@@ -159,9 +159,18 @@ def test_a_sum_that_never_ends_is_answered_and_two_of_them_are_the_policys_failu
     assert (text, terminated) == ("Error during execution: it took too long", False)
     text, reward, terminated, _, info = env.step(endless + endless)
     assert (reward, terminated, info["success"]) == (0.0, True, False)
-    assert "took more than 1 seconds" in text
+    assert "took more than 1 seconds or too much memory" in text
     env.fork()[0].close()  # what is over can be forked as well
     assert solve(env, env.task or "")["success"]
+
+
+def test_folders_without_end_are_the_policys_failure() -> None:
+    env = BFCL(task="multi_turn_base_0")
+    env.reset(seed=0)
+    deeper = call("mkdir", dir_name="d") + call("cd", folder="d")
+    *_, terminated, _, info = env.step(deeper * 600)
+    assert terminated
+    assert info["success"] is False
 
 
 def _task_with(function: str) -> str:

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from turngym.envs.adapters.inside import canonical, frames
-from turngym.envs.adapters.worker import CpuSpent, Worker, WorkerSlot
+from turngym.envs.adapters.worker import Overrun, Worker, WorkerSlot
 from turngym.envs.adapters.worker_venv import Pins, interpreter
 from turngym.errors import EnvFault, MissingDependency
 
@@ -72,6 +72,10 @@ class Package:
                 sum(range(10**12))  # no exception reaches into this
             case "allocate":
                 bytearray(1 << 33)
+            case "nest":
+                for _ in range(100_000):
+                    episode["said"] = [episode["said"]]
+                return {}
         if say.startswith("copy "):
             return {"copied": in_a_copy(lambda: work(say[5:])), "seen": list(seen)}
         episode["said"].append(say)
@@ -133,7 +137,7 @@ def test_a_worker_that_does_not_answer_is_a_fault_and_is_stopped(worker: Worker)
 @pytest.mark.parametrize("what", ["loop", "sum"])
 def test_spent_cpu_has_a_name_of_its_own_even_where_no_exception_reaches(worker: Worker, what: str) -> None:
     *_, fresh = ask(worker, "start", task="count")
-    with pytest.raises(CpuSpent, match="counting_side: act used up"):
+    with pytest.raises(Overrun, match="counting_side: act used up"):
         ask(worker, "act", fresh, say=what, cpu_s=1.0)
 
 
@@ -152,7 +156,7 @@ def test_a_copy_of_the_worker_takes_its_changes_along(worker: Worker) -> None:
 @pytest.mark.parametrize("what", ["loop", "sum"])
 def test_spent_cpu_of_a_copy_has_the_same_name_and_the_worker_lives_on(worker: Worker, what: str) -> None:
     *_, fresh = ask(worker, "start", task="count")
-    with pytest.raises(CpuSpent):
+    with pytest.raises(Overrun):
         ask(worker, "act", fresh, say=f"copy {what}", cpu_s=1.0)
     assert worker.alive
     assert ask(worker, "act", fresh, say="a")[0] == {"said": ["a"]}
@@ -167,10 +171,11 @@ def test_a_copy_that_breaks_is_a_fault_and_the_worker_lives_on(worker: Worker) -
     assert worker.alive
 
 
-def test_memory_is_bounded_and_the_worker_lives_on(worker: Worker) -> None:
+def test_memory_and_stack_are_bounded_and_the_worker_lives_on(worker: Worker) -> None:
     *_, fresh = ask(worker, "start", task="count")
-    with pytest.raises(EnvFault, match="counting_side failed at act: MemoryError"):
-        ask(worker, "act", fresh, say="allocate")
+    for what, words in (("allocate", "ran out of memory"), ("nest", "nested too deep")):
+        with pytest.raises(Overrun, match=f"counting_side: act {words}"):
+            ask(worker, "act", fresh, say=what)
     assert worker.alive
 
 

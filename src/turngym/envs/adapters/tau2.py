@@ -22,7 +22,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
-from turngym.envs.adapters.worker import CpuSpent, WorkerSlot
+from turngym.envs.adapters.worker import Overrun, WorkerSlot
 from turngym.envs.adapters.worker_env import Shown, WorkerEnv, describe, read_message, write_message
 from turngym.envs.adapters.worker_venv import Pins
 from turngym.errors import ConfigError, unknown_name
@@ -132,8 +132,8 @@ class Tau2(WorkerEnv):
         """Give one message of the policy to the package, and what the user answers."""
         try:
             shown = await asyncio.to_thread(self.send, read_message(action), turn=self.get_state().turn + 1)
-        except CpuSpent:
-            return self.too_slow()
+        except Overrun:
+            return self.overrun()
         return self.answered(await self._until_the_policy_is_next(shown))
 
     async def _until_the_policy_is_next(self, shown: Shown) -> Shown:

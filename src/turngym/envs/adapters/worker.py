@@ -5,7 +5,8 @@ no episode: a request brings the state and the answer takes the next one back. S
 but the request it was at, which is an `EnvFault` (never a reward), and the next request starts another.
 
 Only one death is somebody's doing: a request that has spent its CPU seconds is killed by the kernel with SIGXCPU, and
-raises `CpuSpent`. Time that passes otherwise (a busy machine, a stopped process) ends at the deadline in a fault.
+raises `Overrun`, as one does that runs out of memory or stack. Time that passes otherwise (a busy machine, a stopped
+process) ends at the deadline in a fault.
 
 A worker is a process of this user, and no sandbox: it runs the package's code on the policy's data, never the policy's
 code.
@@ -46,8 +47,8 @@ serve.main(sys.argv[2], int(sys.argv[3]))
 _INSIDE = Path(__file__).with_name("inside") / "__init__.py"
 
 
-class CpuSpent(Exception):
-    """The request used up its CPU seconds."""
+class Overrun(Exception):
+    """The request used more CPU, memory or stack than it may: the doing of its data, and so of the policy."""
 
 
 class Worker:
@@ -100,7 +101,7 @@ class Worker:
             What the method returned, the whole header, and the episode as it is now.
 
         Raises:
-            CpuSpent: where the request used up its CPU seconds.
+            Overrun: where the request used up its CPU seconds, the memory or the stack.
             EnvFault: where the package raised, the worker died, or the deadline passed. Past a deadline it is killed.
         """
         until = time.monotonic() + deadline_s
@@ -109,8 +110,8 @@ class Worker:
         except OSError:
             logger.debug("sending to the %s worker failed; reading says why", self.side, exc_info=True)
         header, body = self._receive(op, until)
-        if header.get("spent"):
-            raise CpuSpent(f"{self.side}: {op} used up {cpu_s:g} CPU seconds")
+        if "overrun" in header:
+            raise Overrun(f"{self.side}: {op} {header['overrun']}")
         if "error" in header:
             raise EnvFault(f"{self.side} failed at {op}: {header['error'][:1000]}")
         return header["value"], header, body
@@ -131,7 +132,7 @@ class Worker:
         said = self._last_words()
         self.close()
         if code == -signal.SIGXCPU:
-            raise CpuSpent(f"{self.side}: {op} used up its CPU seconds")
+            raise Overrun(f"{self.side}: {op} used up its CPU seconds")
         raise EnvFault(f"the {self.side} worker died at {op} (exit code {code}): {said}") from cause
 
     def _wait(self) -> int:
@@ -207,4 +208,4 @@ def _clean_environment() -> dict[str, str]:
     return kept | {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
 
 
-__all__ = ["CpuSpent", "Worker", "WorkerSlot"]
+__all__ = ["Overrun", "Worker", "WorkerSlot"]

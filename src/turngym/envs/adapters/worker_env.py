@@ -18,7 +18,7 @@ from typing import Any, ClassVar, cast
 
 import numpy as np
 
-from turngym.envs.adapters.worker import CpuSpent, WorkerSlot
+from turngym.envs.adapters.worker import Overrun, WorkerSlot
 from turngym.envs.base import Forking, TurnEnv
 from turngym.envs.state import state_digest
 from turngym.errors import ConfigError, unknown_name
@@ -103,8 +103,8 @@ class WorkerEnv(TurnEnv):
         """Give one message of the policy to the package."""
         try:
             shown = self.send(read_message(action), turn=self._state.turn + 1)
-        except CpuSpent:
-            return self.too_slow()
+        except Overrun:
+            return self.overrun()
         return self.answered(shown)
 
     # What these two are made of, for environments in which somebody else speaks in between.
@@ -128,7 +128,7 @@ class WorkerEnv(TurnEnv):
         """Give one message to the package; `turn` is how many the policy has sent then.
 
         Raises:
-            CpuSpent: where it cost more than `act_cpu_s`; the episode is as it was.
+            Overrun: where it cost more than it may; the episode is as it was.
         """
         patience = max(120.0, 15 * self.act_cpu_s)  # on a busy machine CPU seconds take long
         shown, header, episode = self.slot.ask(
@@ -150,11 +150,11 @@ class WorkerEnv(TurnEnv):
         """The reply to a message."""
         return self._reply(shown)
 
-    def too_slow(self) -> Reply:
-        """The reply to a message that used up its CPU seconds: the policy's failure."""
+    def overrun(self) -> Reply:
+        """The reply to a message that used up its CPU seconds, the memory or the stack: the policy's failure."""
         before = self._state
         self._state = WorkerState(before.task, before.episode, _SPENT, before.turn + 1)
-        text = f"That took more than {self.act_cpu_s:g} seconds to compute. The episode is over."
+        text = f"That took more than {self.act_cpu_s:g} seconds or too much memory. The episode is over."
         return Reply(text, terminated=True, success=False, messages=[Message("user", text)])
 
     def get_state(self) -> WorkerState:

@@ -19,13 +19,24 @@ _seconds = 0.0
 """Of the request that runs now."""
 
 
-class CpuSpent(Exception):
+class Overrun(Exception):
     """The CPU seconds of this request are spent."""
+
+
+OVERRUNS = (Overrun, MemoryError, RecursionError)
+"""What a request's data can cause, whatever the package makes of it."""
+
+
+def described(error: BaseException) -> str:
+    """Which limit it was, as words after the name of a request."""
+    if isinstance(error, MemoryError):
+        return "ran out of memory"
+    return "nested too deep" if isinstance(error, RecursionError) else "used up its CPU seconds"
 
 
 @contextmanager
 def cpu_limit(seconds: float) -> Iterator[None]:
-    """Run the block with at most `seconds` of CPU: `CpuSpent` goes off half a second before, SIGXCPU kills after."""
+    """Run the block with at most `seconds` of CPU: `Overrun` goes off half a second before, SIGXCPU kills after."""
     global _seconds  # noqa: PLW0603 - a worker answers one request at a time
     _seconds = seconds
     used = resource.getrusage(resource.RUSAGE_SELF)
@@ -45,7 +56,7 @@ def in_a_copy(work: Callable[[], Any]) -> Any:
     """What `work` returns, which must be picklable, in a forked copy of this process.
 
     Raises:
-        CpuSpent: where it used up the CPU seconds of this request.
+        Overrun: where it used up the CPU seconds of this request, or ran out of memory or stack.
         RuntimeError: where it raised anything else, or its process died.
     """
     read, write = os.pipe()
@@ -57,12 +68,12 @@ def in_a_copy(work: Callable[[], Any]) -> Any:
         data = pipe.read()
     _, status = os.waitpid(child, 0)
     if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXCPU:
-        raise CpuSpent("it took too long")
+        raise Overrun("it took too long")
     if status or not data:
         raise RuntimeError(f"a copy of the worker died (wait status {status})")
     value, spent, error = pickle.loads(data)
     if spent:
-        raise CpuSpent("it took too long")
+        raise Overrun("it took too long")
     if error:
         raise RuntimeError(error)
     return value
@@ -74,7 +85,7 @@ def _answer(write: int, work: Callable[[], Any]) -> NoReturn:
     try:
         with cpu_limit(_seconds):
             outcome = (work(), False, "")
-    except CpuSpent:
+    except OVERRUNS:
         outcome = (None, True, "")
     except Exception as error:  # noqa: BLE001 - the original raises it
         outcome = (None, False, f"{type(error).__name__}: {error}")
@@ -84,4 +95,4 @@ def _answer(write: int, work: Callable[[], Any]) -> NoReturn:
 
 
 def _spent(*_: object) -> NoReturn:
-    raise CpuSpent("it took too long")
+    raise Overrun("it took too long")

@@ -21,7 +21,7 @@ import traceback
 from typing import Any, Protocol
 
 from . import frames
-from .limits import CpuSpent, cpu_limit
+from .limits import OVERRUNS, cpu_limit, described
 
 Header = dict[str, Any]
 
@@ -84,8 +84,8 @@ def main(module: str, memory_mib: int) -> None:
         try:
             with cpu_limit(request.pop("cpu_s")):
                 header, body = answer(package, request, body)
-        except CpuSpent:
-            header, body = {"spent": True}, b""
+        except OVERRUNS as error:
+            header, body = {"overrun": described(error)}, b""
         except Exception as error:  # noqa: BLE001 - the other side raises it
             traceback.print_exc()
             header, body = {"error": f"{type(error).__name__}: {error}"}, b""
