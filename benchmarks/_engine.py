@@ -46,6 +46,7 @@ def _own_dockerd() -> Iterator[None]:
             "--pidfile",
             f"{folder}/pid",
         ]
+        words += ["--bridge", "none", "--iptables=false"]  # sandboxes have no network
         served = subprocess.Popen([*words, "-H", host], stdout=log, stderr=log)
         before = os.environ.get("DOCKER_HOST")
         os.environ["DOCKER_HOST"] = host

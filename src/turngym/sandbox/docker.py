@@ -23,6 +23,7 @@ makes such an image without a registry.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import struct
@@ -118,14 +119,12 @@ class Docker(Backend):
         client, watch = engine.client(), reaper(self.ttl_s)
         try:
             container = client.create_container_from_config(self._container(limits, forkable))["Id"]
-            lease = ContainerLease(container, watch)
-            try:
-                stream = engine.attach(container)
+            with contextlib.ExitStack() as undo:
+                undo.callback(engine.remove, container)
+                stream = undo.enter_context(engine.attach(container))
                 client.start(container)
                 stream.sendall(_package())
-            except (docker.errors.APIError, OSError):
-                engine.remove(container)
-                raise
+                undo.pop_all()
         except (docker.errors.APIError, OSError) as error:
             if '"python3": executable file not found' in str(error):
                 raise MissingDependency(
@@ -133,6 +132,7 @@ class Docker(Backend):
                     "add it, or make an image with `turngym sandbox image build`"
                 ) from error
             raise SandboxLost(f"the engine did not start a container: {error}") from error
+        lease = ContainerLease(container, watch)
         log = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the family
         channel = Channel(stream, engine.Demultiplexer(log))
         _keep_alive(channel, self.ttl_s)

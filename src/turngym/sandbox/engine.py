@@ -31,6 +31,7 @@ OWNER: Final = "turngym.owner"
 MACHINE: Final = "turngym.machine"
 "label: where process ids of owners mean something, as `machine_label` writes it"
 _GONE_WITHIN_S = 30.0
+_DEFAULT_HOST = "unix:///var/run/docker.sock"
 _STREAM_HEADER = struct.Struct(">BxxxI")
 _STDOUT = 1
 _clients: dict[tuple[int, str], APIClient] = {}
@@ -60,13 +61,25 @@ def _connect(host: str) -> APIClient:
     except ImportError as error:
         raise MissingDependency("the Docker SDK is not installed: pip install 'turngym[docker]'") from error
     try:
+        _knock(host or _DEFAULT_HOST)
         return docker.APIClient(version="auto", **docker.utils.kwargs_from_env())
-    except docker.errors.DockerException as error:
+    except (docker.errors.DockerException, OSError) as error:
         raise MissingDependency(
-            f"no container engine answers at {host or 'the default socket'} ({error}). Start one with "
+            f"no container engine answers at {host or _DEFAULT_HOST} ({error}). Start one with "
             "`systemctl start docker`, `dockerd &`, or `podman system service --time 0 unix:///tmp/podman.sock &` "
             "and `export DOCKER_HOST=unix:///tmp/podman.sock`"
         ) from error
+
+
+def _knock(host: str) -> None:
+    """See whether anybody listens at a Unix socket: the SDK leaves its own open where nobody does.
+
+    Raises:
+        OSError: nobody does.
+    """
+    if host.startswith("unix://"):
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.connect(host.removeprefix("unix://"))
 
 
 @atexit.register

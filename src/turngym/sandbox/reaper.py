@@ -168,7 +168,9 @@ def main() -> None:
     try:
         serve(int(sys.argv[1]), float(sys.argv[2]))
     except (requests.ConnectionError, MissingDependency) as error:
-        sys.exit(f"turngym: the container engine is gone, and nobody looks after its containers now ({error})")
+        sys.exit(
+            f"turngym: the container engine is gone, and nobody looks after its containers now ({error})"
+        )
 
 
 if __name__ == "__main__":

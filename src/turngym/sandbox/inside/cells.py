@@ -12,7 +12,7 @@ from . import bash, wire
 from .bash import BashSession
 from .core import Core, Place, Session
 from .jobs import Capture, Usage
-from .sessions import Broken, PythonSession
+from .sessions import START_WITHIN_S, Broken, PythonSession
 
 
 class Cells:
@@ -95,7 +95,7 @@ class Cells:
         session: Session
         if python:
             session = PythonSession(ours, *captures, usage, keeper=keeper, report=report, parent=None)
-            session.ask(None)
+            session.ask(None, START_WITHIN_S)
         else:
             session = BashSession(ours, *captures, usage, keeper=keeper, report=report)
             if place.bash_state:

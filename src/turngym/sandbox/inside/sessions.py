@@ -22,6 +22,8 @@ from .jobs import Capture, Usage
 from .worlds import PLACES, World
 
 PATIENCE_S = 10.0
+START_WITHIN_S = 25.0
+"for an interpreter of ours to come up, on a machine that is very busy"
 MAX_REPLY = 64 << 20
 GRACE_S = 2.0
 _PLAIN_FDS = {"0", "1", "2", "3"}
@@ -122,14 +124,14 @@ class PythonSession:
         except wire.BadFrame as error:
             raise Broken(str(error)) from error
 
-    def ask(self, header: wire.Header | None) -> dict[str, Any]:
-        """Send `header` (if any) and wait for the next message, at most `PATIENCE_S`.
+    def ask(self, header: wire.Header | None, patience_s: float = PATIENCE_S) -> dict[str, Any]:
+        """Send `header` (if any) and wait for the next message, at most `patience_s`.
 
         Raises:
             Broken: there was none.
             Lost: the session that was to become this fork says that it can't.
         """
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + patience_s
         if header is not None:
             self.tell(header)
         sources = [self] if self.parent is None else [self, self.parent.session]
@@ -137,7 +139,7 @@ class PythonSession:
             wait = deadline - time.monotonic()
             heard = linux.wait_readable([source.fileno() for source in sources], wait) if wait > 0 else []
             if not heard:
-                raise Broken(f"the session did not answer within {PATIENCE_S:g} s")
+                raise Broken(f"the session did not answer within {patience_s:g} s")
             if self.fileno() not in heard:
                 reasons = [str(words.get("reason")) for words in sources[1].pump()]
                 deep = f"a session {self.depth} forks deep (the kernel says {', '.join(reasons)})"
