@@ -181,7 +181,7 @@ async def _pump(sandbox: Sandbox, python: Interpreter, sent: Any, heard: Any) ->
     """Pass messages on in both directions, one cell at a time, until the server ends."""
     import anyio  # noqa: PLC0415 - comes with mcp
     from mcp.shared.message import SessionMessage  # noqa: PLC0415 - an extra
-    from mcp.types import jsonrpc_message_adapter  # noqa: PLC0415 - an extra
+    from mcp.types import JSONRPCRequest, jsonrpc_message_adapter  # noqa: PLC0415 - an extra
 
     asked: set[str | int] = set()
     # The client closes its ends of the streams when it is done.
@@ -191,7 +191,7 @@ async def _pump(sandbox: Sandbox, python: Interpreter, sent: Any, heard: Any) ->
             with contextlib.suppress(anyio.WouldBlock):
                 while True:
                     messages.append(sent.receive_nowait())
-            asked |= {each.message.id for each in messages if _is_request(each.message)}
+            asked |= {each.message.id for each in messages if isinstance(each.message, JSONRPCRequest)}
             lines = [each.message.model_dump_json(by_alias=True, exclude_unset=True) for each in messages]
             cell = await python.run(f"_server.exchange({json.dumps(lines)}, {_WAIT_S if asked else 0.0})")
             if not cell.ok:
@@ -201,10 +201,6 @@ async def _pump(sandbox: Sandbox, python: Interpreter, sent: Any, heard: Any) ->
                 asked.discard(getattr(message, "id", None))
                 await heard.send(SessionMessage(message))
     await heard.aclose()  # tells the client that the server has ended: its calls end with CONNECTION_CLOSED
-
-
-def _is_request(message: Any) -> bool:
-    return hasattr(message, "method") and getattr(message, "id", None) is not None
 
 
 async def install(sandbox: Sandbox, distribution: str) -> dict[str, str]:
