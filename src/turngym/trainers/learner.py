@@ -249,10 +249,9 @@ class Learner:
     ) -> list[dict[str, float]]:
         """Add the gradient of `rows` to the parameters'. Returns the statistics of each forward."""
         statistics = []
-        parts = list(self.layout.parts(rows, self.config.micro_tokens)) if rows else []
-        for part in self.ranks.padded(parts):
+        for part in self._parts(rows):
             if part is None:
-                self._idle()
+                self._idle().backward()  # type: ignore[no-untyped-call]
                 continue
             with part.attention(self.model):
                 loss, said = self._forward(part, denominator, share)
@@ -264,10 +263,15 @@ class Learner:
             statistics.append(said)
         return statistics
 
-    def _idle(self) -> None:
-        """A forward and a backward that add nothing, where other ranks have more to do."""
+    def _parts(self, rows: Sequence[Row]) -> list[Part | None]:
+        """The forwards of these rows; None where this rank has nothing to do and another one has."""
+        return self.ranks.padded(list(self.layout.parts(rows, self.config.micro_tokens)) if rows else [])
+
+    def _idle(self) -> Tensor:
+        """A forward that adds nothing."""
         ids = torch.zeros((1, 1), dtype=torch.long, device=self.parameters[0].device)
-        (self.model(input_ids=ids, use_cache=False).logits.sum() * 0.0).backward()
+        logits: Tensor = self.model(input_ids=ids, use_cache=False).logits
+        return logits.sum() * 0.0
 
     def _forward(
         self, part: Part, denominator: float, share: float | None = None
@@ -311,8 +315,10 @@ class Learner:
         training = self.model.training
         self.model.eval()
         try:
-            parts = list(self.layout.parts(rows, self.config.micro_tokens)) if rows else []
-            for part in parts:
+            for part in self._parts(rows):
+                if part is None:
+                    self._idle()
+                    continue
                 logprobs = self._logprobs_of(anchor, part, targets_of(part.rows, self.parameters[0].device))
                 assert logprobs is not None
                 done = with_column(part.rows, "proximal_logprobs", logprobs)
@@ -353,7 +359,10 @@ class Learner:
     def _effective_share(self, rows: Sequence[Row]) -> float:
         """Of π_θ/μ over all trained tokens of the step, on all ranks."""
         device, logs = self.parameters[0].device, [torch.zeros(0)]
-        for part in self.layout.parts(rows, self.config.micro_tokens) if rows else ():
+        for part in self._parts(rows):
+            if part is None:
+                self._idle()
+                continue
             mine = self._logprobs_of(lambda: nullcontext(self.model), part, targets_of(part.rows, device))
             behaviour = column(part.rows, "behaviour_logprobs", device)
             assert mine is not None

@@ -11,7 +11,7 @@ then make a `Learner`. One process needs nothing of this.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -51,11 +51,10 @@ class Ranks:
         """The sum over the ranks."""
         return sum(self.gather(mine))
 
-    def padded(self, parts: Sequence[T]) -> Iterator[T | None]:
+    def padded(self, parts: Sequence[T]) -> list[T | None]:
         """The parts, and None as often as another rank has more of them, where that matters."""
-        yield from parts
-        if self.sharded:
-            yield from [None] * (max(self.gather(len(parts))) - len(parts))
+        most = max(self.gather(len(parts))) if self.sharded else len(parts)
+        return [*parts, *[None] * (most - len(parts))]
 
     def sum_gradients(self) -> None:
         """Make the gradient of every parameter the sum over the ranks."""
