@@ -4,7 +4,8 @@ Three ways to say so, all of them exact:
 
     blocks   attention one block of rows at a time over the tokens that it can see; no work on pairs that see nothing
              of each other, whatever the pack's size. The way on a CPU.
-    flex     PyTorch's FlexAttention with a block mask, which skips empty 128 × 128 tiles. The way on a GPU.
+    flex     PyTorch's FlexAttention with a block mask, which skips empty 128 × 128 tiles. The way on a GPU, where it
+             has not been run yet; its mask is tested on a CPU.
     dense    the whole pack at once under a mask `(1, 1, T, T)`, for models that take a mask and nothing else.
 
 Which of them a model can do is found out by trying (`packed_forward`): a small forest is computed packed and flat, and
