@@ -217,10 +217,16 @@ def test_the_next_owner_sweeps_what_a_dead_one_left(docker):
 
 @contextmanager
 def variant(changes: str) -> Iterator[str]:
-    """The default image with other settings, under another name."""
+    """The default image with a folder that everybody may write to and other settings, under another name."""
     name = "turngym-test-variant:latest"
     client = engine.client()
-    made = client.create_container(image.DEFAULT_IMAGE, ["true"])["Id"]
+    made = client.create_container(
+        image.DEFAULT_IMAGE,
+        ["mkdir", "-m", "777", "/data"],
+        host_config=client.create_host_config(network_mode="none"),
+    )["Id"]
+    client.start(made)
+    client.wait(made)
     client.commit(made, name.partition(":")[0], "latest", changes=changes)
     client.remove_container(made)
     try:
