@@ -30,7 +30,7 @@ from pathlib import Path
 from _report import report
 
 ROOT = Path(__file__).parent.parent
-TIMEOUT_S = 1200
+TIMEOUT_S = 3600
 NOTHING = "nothing"
 PASSED, FAILED = 0, 1  # pytest's own exit codes; the others mean that no test was run as it should
 

@@ -239,3 +239,20 @@ def test_ui_s1_refuses_an_action_that_nobody_compared_with_the_expert():
     del tree[1].metrics["match"]
     with pytest.raises(CreditError, match=r"ui_s1: tree: metrics\['match'\] of node 1 has none"):
         score("ui_s1", tree)
+
+
+def test_sao_pays_the_last_token_that_was_sampled_and_not_the_template_behind_it():
+    tree = Tree(task_id="task", rollout_id="template")
+    root = tree.add(-1, Kind.OBSERVATION, [0], origin=Origin.TEMPLATE)
+    action = tree.add(
+        root,
+        Kind.ACTION,
+        [5, 6, 7],
+        origin=[Origin.SAMPLED, Origin.SAMPLED, Origin.TEMPLATE],
+        logprobs=[-1.0, -1.0, np.nan],
+        version=0,
+        reward=1.0,
+    )
+    tree[action].stop = StopReason.TERMINATED
+    # λ = 1 − 1/(1.5 · 2) = 2/3; the last sampled token: 1 − .4 = .6; the first: .4 − .2 + 2/3 · .6 = .6
+    assert sao(tree, {action: [0.2, 0.4, 9.0]}).advantages[action] == pytest.approx([0.6, 0.6, 0.0])
