@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from turngym.agents.policies.loading import quiet_bars
@@ -13,6 +14,16 @@ def save_weights(policy: LocalPolicy, folder: Path) -> None:
     with quiet_bars():
         policy.model.save_pretrained(folder, safe_serialization=True)
     policy.tokenizer.save_pretrained(folder)
+    if hasattr(policy.model, "peft_config"):
+        _forget_places(folder / "adapter_config.json")
+
+
+def _forget_places(config: Path) -> None:
+    """An adapter names its base by hub name, or not at all: a folder of this machine means nothing on another."""
+    settings = json.loads(config.read_text(encoding="utf-8"))
+    if Path(settings["base_model_name_or_path"] or "").is_absolute():
+        settings["base_model_name_or_path"] = None
+        config.write_text(json.dumps(settings, indent=2, sort_keys=True), encoding="utf-8")
 
 
 def load_weights(policy: LocalPolicy, folder: Path) -> None:
