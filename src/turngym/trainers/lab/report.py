@@ -156,7 +156,13 @@ def page(results: Sequence[Result], corrections: Sequence[Corrected], *, samples
     found = verdicts(results)
     problems = list(dict.fromkeys(r.problem for r in results))
     parts = [
-        _INTRODUCTION.format(samples=samples, seed=seed, budget=BUDGET, fewer=samples // FEWER),
+        _INTRODUCTION.format(
+            samples=samples,
+            seed=seed,
+            budget=BUDGET,
+            fewer=samples // FEWER,
+            off_policy="" if corrections else " --no-off-policy",
+        ),
         _markdown(COLUMNS, [_cells(verdict) for verdict in found]),
         _WORDS.format(budget=BUDGET),
         *([_OFF_POLICY, _markdown(OFF_POLICY_COLUMNS, off_policy_rows(corrections))] if corrections else ()),
@@ -182,7 +188,7 @@ def page(results: Sequence[Result], corrections: Sequence[Corrected], *, samples
 
 _INTRODUCTION = """# What each credit rule does to the gradient
 
-*Written by `turngym lab --docs docs` ({samples:,} trees a problem, seed {seed}); change the code, not this page.*
+*Written by `turngym lab --docs docs --samples {samples} --seed {seed}{off_policy}`; change the code, not this page.*
 
 In a problem small enough for dynamic programming, the policy gradient is known exactly, and so is the advantage of every
 action. So a credit rule need not be believed: draw many trees, let the rule score them, and hold the mean of
