@@ -8,7 +8,7 @@ same each time, and answers differ in length by up to a half, as they do when a 
     grouped   the prompt that all rows share is computed once (prefix grouping), what is forked later in every row
     packed    every token once
 
-Times are CPU seconds on one thread, the fastest of some runs, so that a busy machine does not show; memory is the growth of
+Times are CPU seconds on one thread, the fastest of some runs, so that neither a busy machine nor the first run shows; memory is the growth of
 the process at its peak. Each cell runs in a process of its own, forked after the imports. A figure `speedup_at_R` is
 that of the model that gains least; `gradient_gap` is the largest relative difference to the flat gradient.
 
@@ -41,7 +41,7 @@ from turngym.types import Outcome, StopReason
 
 RATIOS = (1, 2, 5, 10)
 LAYOUTS = ("flat", "grouped", "packed")
-SIZES = {"1M": (128, 4, 3), "4M": (256, 5, 2), "12M": (384, 7, 1)}
+SIZES = {"1M": (128, 4, 3), "4M": (256, 5, 2), "12M": (384, 7, 2)}
 """Width, layers, and how often each cell is timed."""
 
 FORKS, ANSWERS, LENGTH = 4, 8, 384
