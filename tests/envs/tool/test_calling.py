@@ -315,6 +315,17 @@ def test_running_out_of_turns_is_a_failure() -> None:
     env.close()
 
 
+def test_the_turns_that_are_left_are_part_of_the_state() -> None:
+    """After a wasted turn the counter stands where it stood, and less can be done from there."""
+    env = Counter(max_turns=2)
+    env.reset(seed=0)
+    fresh = env.state_key()
+    env.step("a")
+    assert env.count == 0
+    assert env.state_key() != fresh
+    env.close()
+
+
 def test_a_tool_that_breaks_is_a_fault() -> None:
     env = Counter()
     env.reset(seed=0)

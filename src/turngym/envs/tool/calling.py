@@ -36,6 +36,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from turngym.envs.base import TurnEnv
+from turngym.envs.state import state_digest
 from turngym.envs.tool.toolbox import Answer, Toolbox
 from turngym.envs.tool.tools import Tool, tools_of
 from turngym.errors import ConfigError, unknown_name
@@ -126,6 +127,10 @@ class ToolCalling(TurnEnv):
                 raise unknown_name(f"reset option of {type(self).__name__}", name, known)
 
     # ------------------------------------------------------------------ the contract
+
+    def state_key(self) -> str:
+        """32 hex digits of the full state, turns taken included: what is left of them is part of the future."""
+        return state_digest(super().state_key(), self.turn)
 
     async def act_async(self, action: str) -> Reply:
         """Run what the action asks for, then let `judge` speak."""
