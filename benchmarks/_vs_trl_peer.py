@@ -3,7 +3,7 @@
 `GRPOTrainer` with a `rollout_func` that plays the episodes of a batch side by side: every turn is one `model.generate`
 over the whole histories of those that are still playing, as `GRPOTrainer` itself generates without vLLM, and the
 environment's tokens are masked out of the loss with `env_mask`. Writes one JSON line an update to `updates.jsonl`
-(`seconds`, `tokens`), and the weights after every few updates to `weights/<update>`.
+(`seconds`, `cpu_seconds`, `tokens`), and the weights after every few updates to `weights/<update>`.
 """
 
 from __future__ import annotations
@@ -98,10 +98,14 @@ class Clock(transformers.TrainerCallback):
         self.folder, self.every, self.rollouts = Path(job["folder"]), job["evaluate_every"], rollouts
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.started = time.perf_counter()
+        self.started = time.perf_counter(), time.process_time()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        line = {"seconds": time.perf_counter() - self.started, "tokens": self.rollouts.tokens}
+        line = {
+            "seconds": time.perf_counter() - self.started[0],
+            "cpu_seconds": time.process_time() - self.started[1],
+            "tokens": self.rollouts.tokens,
+        }
         with (self.folder / "updates.jsonl").open("a") as file:
             file.write(json.dumps(line) + "\n")
         if state.global_step % self.every == 0 or state.global_step == args.max_steps:
@@ -153,6 +157,7 @@ def main() -> None:
         rollout_func=rollouts,
         callbacks=[Clock(job, rollouts)],
     )
+    trainer.remove_callback(transformers.PrinterCallback)
     trainer.train()
 
 

@@ -6,10 +6,11 @@ updates, one after the other, one thread each. Every K updates the weights of bo
 the same evaluation (turngym's). Times are of training alone: generation, environment and update, without start-up,
 evaluations and saving.
 
-    seconds_*             a mean update
+    seconds_*             a mean update; `cpu_seconds_*` the CPU time of it
     tokens_per_s_*        trained tokens (those that the policy said) a second of that
     success_*             on the held-out tasks after the last update; `success_start` before the first
     update_ratio          TRL's seconds an update divided by turngym's
+    cpu_ratio             the same of CPU time: what to look at where something else ran on the machine
     wall_ratio            TRL's wall time to a success divided by turngym's to the same. The success is the best that
                           the slower learner reaches; where that is less than 0.1 above the start, noise of 100 tasks
                           would decide, so the table says so and there is no figure
@@ -38,6 +39,7 @@ import json
 import os
 import subprocess
 import tempfile
+import time
 import venv
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -50,7 +52,7 @@ from _report import report
 from turngym.agents.policies import load_policy
 from turngym.agents.policies.loading import SPROUT
 from turngym.envs.adapters.worker_venv import cache_folder
-from turngym.events import Event, Measured
+from turngym.events import Event, Measured, PhaseStarted
 from turngym.seeding import derive
 from turngym.trainers.config import TrainConfig
 from turngym.trainers.evaluate import evaluate
@@ -70,6 +72,7 @@ class Run:
     """What one of the two did."""
 
     seconds: float
+    cpu_seconds: float
     tokens: int
     curve: Curve
 
@@ -118,12 +121,21 @@ def configuration(updates: int, every: int) -> TrainConfig:
 
 
 class Log:
-    """Keeps what a run measures."""
+    """Keeps the curve of a run, and the CPU time from the start of each rollout to the end of its update."""
 
     def __init__(self) -> None:
         self.curve: Curve = []
+        self.cpu_seconds = 0.0
+        self._started: float | None = None
 
     def on(self, event: Event) -> None:
+        if isinstance(event, PhaseStarted) and event.name == "rollout":
+            self._started = time.process_time()
+        elif self._started is not None and (
+            isinstance(event, Measured) or (isinstance(event, PhaseStarted) and event.name == "eval")
+        ):
+            self.cpu_seconds += time.process_time() - self._started
+            self._started = None
         if isinstance(event, Measured) and "eval/success" in event.metrics:
             self.curve.append((event.metrics.get("progress/train_s", 0.0), event.metrics["eval/success"]))
 
@@ -131,7 +143,7 @@ class Log:
 def train_turngym(config: TrainConfig, folder: Path) -> Run:
     log = Log()
     result = asyncio.run(Trainer(config, folder=folder, listeners=[log]).run())
-    return Run(result.train_seconds, result.policy_tokens, log.curve)
+    return Run(result.train_seconds, log.cpu_seconds, result.policy_tokens, log.curve)
 
 
 def peer_python() -> Path:
@@ -165,14 +177,21 @@ def train_trl(config: TrainConfig, folder: Path, start: float) -> Run:
     }
     (folder / "job.json").write_text(json.dumps(job))
     quiet = {"HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1", "TRANSFORMERS_VERBOSITY": "error"}
-    worker = [peer_python(), Path(__file__).with_name("_vs_trl_peer.py"), folder / "job.json"]
+    worker = [
+        peer_python(),
+        "-W",
+        "ignore::FutureWarning",
+        Path(__file__).with_name("_vs_trl_peer.py"),
+        folder / "job.json",
+    ]
     subprocess.run(worker, check=True, env=os.environ | quiet)
     updates = [json.loads(line) for line in (folder / "updates.jsonl").read_text().splitlines()]
     curve = [(0.0, start)]
     for weights in sorted((folder / "weights").iterdir(), key=lambda path: int(path.name)):
         seconds = sum(update["seconds"] for update in updates[: int(weights.name)])
         curve.append((seconds, held_out_success(judge, weights)))
-    return Run(sum(u["seconds"] for u in updates), sum(u["tokens"] for u in updates), curve)
+    total = {name: sum(update[name] for update in updates) for name in ("seconds", "cpu_seconds", "tokens")}
+    return Run(**total, curve=curve)
 
 
 def held_out_success(judge: Trainer, weights: Path) -> float:
@@ -195,6 +214,7 @@ def compare(runs: dict[str, Run], updates: int) -> tuple[list[dict[str, object]]
     for name, run in runs.items():
         figures |= {
             f"seconds_{name}": run.seconds / updates,
+            f"cpu_seconds_{name}": run.cpu_seconds / updates,
             f"tokens_per_s_{name}": run.tokens / run.seconds,
             f"success_{name}": run.curve[-1][1],
         }
@@ -202,6 +222,7 @@ def compare(runs: dict[str, Run], updates: int) -> tuple[list[dict[str, object]]
         {
             "trainer": name,
             "s per update": figures[f"seconds_{name}"],
+            "CPU s": figures[f"cpu_seconds_{name}"],
             "tokens": run.tokens,
             "tokens per s": figures[f"tokens_per_s_{name}"],
             "success, start": run.curve[0][1],
@@ -211,6 +232,7 @@ def compare(runs: dict[str, Run], updates: int) -> tuple[list[dict[str, object]]
         for name, run in runs.items()
     ]
     figures["update_ratio"] = figures["seconds_trl"] / figures["seconds_turngym"]
+    figures["cpu_ratio"] = figures["cpu_seconds_trl"] / figures["cpu_seconds_turngym"]
     if level - start >= LEAST_GAIN:
         figures["wall_ratio"] = runs["trl"].seconds_to(level) / runs["turngym"].seconds_to(level)
     return rows, figures
@@ -232,10 +254,11 @@ def main() -> None:
         runs = {"turngym": turngym, "trl": train_trl(config, theirs, turngym.curve[0][1])}
     rows, figures = compare(runs, arguments.updates)
     report(f"GRPO on Corridor, {arguments.updates} updates", rows, figures, arguments.json)
-    print(f"{'TRL takes':>12} {figures['update_ratio']:.2f} times as long per update (update_ratio)")
-    if "wall_ratio" in figures:
-        print(f"{'TRL takes':>12} {figures['wall_ratio']:.2f} times as long to the same success (wall_ratio)")
-    else:
+    words = {"update_ratio": "an update", "cpu_ratio": "its CPU time", "wall_ratio": "the same success"}
+    for figure, what in words.items():
+        if figure in figures:
+            print(f"{figure} {figures[figure]:.2f}: TRL's time for {what}, in turngym's")
+    if "wall_ratio" not in figures:
         slower = min(runs, key=lambda trainer: runs[trainer].best)
         print(f"no wall_ratio: {slower} gains less than {LEAST_GAIN} in {arguments.updates} updates")
 
