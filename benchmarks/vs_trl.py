@@ -23,9 +23,9 @@ their whole histories each turn, as TRL's trainer generates without vLLM.
 
 What differs, beyond the trainer:
 
-* turngym refills paths as they end and keeps the keys and values of a history between turns. TRL computes each history
-  anew every turn, and a batch waits for its longest episode. With vLLM on a GPU, TRL would reuse prefixes as well: this
-  compares what either does on a CPU, and says nothing about the other.
+* In turngym each path advances alone, and the keys and values of its history are kept between turns. TRL's episodes take
+  their turns in step, each waiting for the longest action, and every turn computes the histories anew. With vLLM on a
+  GPU, TRL would reuse prefixes as well: this compares what either does on a CPU, and says nothing about the other.
 * The random numbers of sampling differ, so curves differ by chance: one seed, 100 tasks, a standard error of 0.05.
 * TRL's defaults of bfloat16 and gradient checkpointing are switched off: on a CPU and for so small a model, both cost it
   time.
@@ -56,7 +56,6 @@ from turngym.events import Event, Measured, PhaseStarted
 from turngym.seeding import derive
 from turngym.trainers.config import TrainConfig
 from turngym.trainers.evaluate import evaluate
-from turngym.trainers.ledger import PromptLedger
 from turngym.trainers.loop import Trainer
 
 TRL = ["torch==2.13.0", "trl==1.16.0"]
@@ -161,11 +160,10 @@ def peer_python() -> Path:
 def train_trl(config: TrainConfig, folder: Path, start: float) -> Run:
     """TRL's run on the tasks that turngym's ledger would draw, judged by turngym's evaluation of its weights."""
     judge = Trainer(config, folder=folder / "judge")
-    ledger = PromptLedger(judge.train_tasks, seed=derive(config.run.seed, "ledger"))
     job = {
         "folder": str(folder),
         "model": str(SPROUT),
-        "tasks": [asdict(task) for task in ledger.draw(config.run.updates * config.rollout.trees)],
+        "tasks": [asdict(task) for task in judge.ledger.draw(config.run.updates * config.rollout.trees)],
         "group": GROUP,
         "trees": config.rollout.trees,
         "turn_tokens": config.rollout.budget.turn_tokens,
