@@ -27,8 +27,7 @@ What differs, beyond the trainer:
   their turns in step, each waiting for the longest action, and every turn computes the histories anew. With vLLM on a
   GPU, TRL would reuse prefixes as well: this compares what either does on a CPU, and says nothing about the other.
 * The random numbers of sampling differ, so curves differ by chance: one seed, 100 tasks, a standard error of 0.05.
-* TRL's defaults of bfloat16 and gradient checkpointing are switched off: on a CPU and for so small a model, both cost it
-  time.
+* TRL's defaults of bfloat16 and gradient checkpointing are switched off, so that both compute in float32 and nothing twice.
 """
 
 from __future__ import annotations
