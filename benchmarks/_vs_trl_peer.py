@@ -121,6 +121,7 @@ def game_reward(completions: list[str], game_reward: list[float], **_: Any) -> l
 def main() -> None:
     job = json.loads(Path(sys.argv[1]).read_text())
     torch.set_num_threads(1)
+    transformers.utils.logging.disable_progress_bar()
     tokenizer = transformers.AutoTokenizer.from_pretrained(job["model"])
     rollouts = Rollouts(job, tokenizer)
     config = GRPOConfig(
