@@ -7,8 +7,7 @@ import os
 import tempfile
 from pathlib import Path
 
-import pytest
-
+from missing import skip_or_fail
 from turngym.errors import MissingDependency
 from turngym.sandbox import engine, image
 from turngym.sandbox.docker import Docker
@@ -18,10 +17,7 @@ def require_engine() -> None:
     """Skip where no engine answers; where CI is set, fail. Sees to it that the default image is there."""
     reason = Docker.unavailable()
     if reason is not None:
-        words = f"docker: {reason}"
-        if os.environ.get("CI"):
-            pytest.fail(words)
-        pytest.skip(words)
+        skip_or_fail(f"docker: {reason}")
     ensure_image(os.environ.get("DOCKER_HOST", ""))
 
 

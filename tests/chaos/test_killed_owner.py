@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from missing import skip_or_fail
 from turngym.sandbox.bubblewrap import Bubblewrap
 
 WITHIN_S = 25.0  # below the 30 s of a lease: the warden sees its owner die
@@ -97,9 +98,7 @@ def kill_once(delay_s: float, *, group: bool) -> None:
 def bubblewrap_can_run():
     reason = Bubblewrap.unavailable()
     if reason is not None:
-        if os.environ.get("CI"):
-            pytest.fail(f"bubblewrap: {reason}")
-        pytest.skip(f"bubblewrap: {reason}")
+        skip_or_fail(f"bubblewrap: {reason}")
 
 
 def delays(n: int) -> list[float]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
 import pytest
 
+from missing import skip_or_fail
 from turngym.sandbox.base import Limits, Sandbox
 from turngym.sandbox.bubblewrap import Bubblewrap
 from turngym.sandbox.supervised import SupervisedSandbox
@@ -22,10 +22,7 @@ def require_bubblewrap() -> None:
     """Skip where bubblewrap can't run; where CI is set, fail."""
     reason = Bubblewrap.unavailable()
     if reason is not None:
-        words = f"bubblewrap: {reason}"
-        if os.environ.get("CI"):
-            pytest.fail(words)
-        pytest.skip(words)
+        skip_or_fail(f"bubblewrap: {reason}")
 
 
 @pytest.fixture(scope="session")

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from engines import require_engine
+from missing import skip_or_fail
 from turngym.errors import MissingDependency
 from turngym.sandbox import engine, image, reaper, selfcheck
 from turngym.sandbox.attacks import ATTACKS
@@ -279,9 +280,7 @@ def test_an_engine_that_does_not_run_is_an_error_with_the_command_that_starts_it
 def podman(monkeypatch):
     """Podman's own engine, on a socket of its own."""
     if shutil.which("podman") is None:
-        if os.environ.get("CI"):
-            pytest.fail("podman is not installed: apt-get install podman")
-        pytest.skip("podman is not installed: apt-get install podman")
+        skip_or_fail("podman is not installed: apt-get install podman")
     home = Path(tempfile.mkdtemp(prefix="podman", dir="/tmp"))  # short: it counts the letters of its folders
     socket = home / "podman.sock"
     words = ["podman", "--root", str(home / "root"), "--runroot", str(home / "run")]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import tarfile
 
 import pytest
 
+from missing import skip_or_fail
 from turngym.cli import main
 from turngym.errors import MissingDependency
 from turngym.sandbox import image
@@ -16,9 +16,7 @@ from turngym.sandbox import image
 @pytest.fixture
 def busybox() -> None:
     if shutil.which("busybox") is None:
-        if os.environ.get("CI"):
-            pytest.fail("busybox is not installed: apt-get install busybox-static")
-        pytest.skip("busybox is not installed: apt-get install busybox-static")
+        skip_or_fail("busybox is not installed: apt-get install busybox-static")
 
 
 def test_an_image_has_a_shell_a_python_and_nobody_elses_files(busybox, tmp_path, capsys):

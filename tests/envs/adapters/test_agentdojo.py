@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from turngym.envs.adapters.agentdojo import ATTACKS, PINS, AgentDojo
 from turngym.errors import ConfigError, UnknownName
-from worker_packages import require_worker
+from worker_packages import call, play, require_worker
 
 SOLVED_INJECTIONS = 27
 """Of 35; for the others the package has no solution."""
@@ -19,19 +17,6 @@ SOLVED_INJECTIONS = 27
 @pytest.fixture(autouse=True, scope="module")
 def _worker() -> None:
     require_worker(PINS)
-
-
-def call(name: str, **arguments: Any) -> str:
-    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
-
-
-def play(env: AgentDojo, task: str, policy: Callable[[], str]) -> dict[str, Any]:
-    env.reset(seed=0, options={"task": task})
-    while True:
-        _, reward, terminated, truncated, info = env.step(policy())
-        if terminated or truncated:
-            assert reward == float(info["success"])
-            return info
 
 
 def test_solutions_score_one() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -10,34 +9,12 @@ import pytest
 
 from turngym.envs.adapters.bfcl import BFCL, PINS
 from turngym.errors import ConfigError, UnknownName
-from worker_packages import require_worker
+from worker_packages import call, require_worker, solve, stay_silent
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _worker() -> None:
     require_worker(PINS)
-
-
-def call(name: str, **arguments: Any) -> str:
-    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
-
-
-def solve(env: BFCL, task: str) -> dict[str, Any]:
-    """Play the package's solution."""
-    env.reset(seed=0, options={"task": task})
-    while True:
-        _, reward, terminated, truncated, info = env.step(env.optimal_action())
-        if terminated or truncated:
-            assert reward == float(info["success"])
-            return info
-
-
-def stay_silent(env: BFCL, task: str) -> dict[str, Any]:
-    env.reset(seed=0, options={"task": task})
-    while True:
-        *_, terminated, truncated, info = env.step("Done.")
-        if terminated or truncated:
-            return info
 
 
 @pytest.mark.parametrize("category", ["base", "miss_func", "miss_param", "long_context"])

@@ -17,7 +17,7 @@ from turngym.agents.simulated_user import PolicyUser
 from turngym.envs.adapters.tau2 import PINS, SimulatedUser, Tau2
 from turngym.errors import ConfigError, EnvFault, UnknownName
 from turngym.types import Message
-from worker_packages import require_worker
+from worker_packages import call, require_worker, solve, stay_silent
 
 TASKS = {"airline": 50, "retail": 114, "telecom": 114}
 SILENT = {"airline": 19, "retail": 7, "telecom": 0}
@@ -40,27 +40,6 @@ def make() -> Iterator[Callable[..., Tau2]]:
             return stack.enter_context(contextlib.closing(of(**options)))
 
         yield made
-
-
-def call(name: str, **arguments: Any) -> str:
-    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
-
-
-def solve(env: Tau2, task: str) -> dict[str, Any]:
-    env.reset(seed=0, options={"task": task})
-    while True:
-        _, reward, terminated, truncated, info = env.step(env.optimal_action())
-        if terminated or truncated:
-            assert reward == float(info["success"])
-            return info
-
-
-def stay_silent(env: Tau2, task: str) -> dict[str, Any]:
-    env.reset(seed=0, options={"task": task})
-    while True:
-        *_, terminated, truncated, info = env.step("Done.")
-        if terminated or truncated:
-            return info
 
 
 @pytest.mark.parametrize("domain", ["airline", "retail", "telecom"])

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
+from missing import skip_or_fail
 from turngym.errors import MissingDependency
 from turngym.sandbox.base import backend
 
@@ -16,6 +15,4 @@ def sandbox() -> str:
     try:
         return backend("best").name
     except MissingDependency as error:
-        if os.environ.get("CI"):
-            pytest.fail(str(error))
-        pytest.skip(str(error))
+        skip_or_fail(str(error))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import socket
 import subprocess
 import sys
 
 import pytest
 
+from missing import skip_or_fail
 from turngym.envs.tool.mcp import connect, install
 from turngym.envs.tool.toolbox import Toolbox
 from turngym.errors import ConfigError, EnvFault, MissingDependency
@@ -46,9 +46,7 @@ def call(name: str, **arguments: object) -> str:
 def bubblewrap() -> Bubblewrap:
     reason = Bubblewrap.unavailable()
     if reason is not None:
-        if os.environ.get("CI"):
-            pytest.fail(f"bubblewrap: {reason}")
-        pytest.skip(f"bubblewrap: {reason}")
+        skip_or_fail(f"bubblewrap: {reason}")
     return Bubblewrap()
 
 

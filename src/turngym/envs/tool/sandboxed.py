@@ -19,7 +19,8 @@ from turngym.envs.base import Forking
 from turngym.envs.folds import Fold, check_fold, deal_until, in_fold
 from turngym.envs.state import state_digest
 from turngym.envs.tool.calling import ToolCalling
-from turngym.envs.tool.machines import Blueprint, Frozen, Machine, machines, wait
+from turngym.envs.tool.machines import Blueprint, Frozen, Machine, machines, scrub, wait
+from turngym.envs.tool.tools import ToolError
 from turngym.errors import ConfigError
 from turngym.types import Reply
 
@@ -105,6 +106,18 @@ class SandboxEnv(ToolCalling, Generic[T]):
     def notes(self) -> dict[str, Any]:
         """The author's record of this episode: immutable values by name, copied with the state."""
         return self._alive().notes
+
+    async def bash(self, command: str, *, timeout_s: float) -> str:
+        """Run a command in the live shell: what it printed and, where it failed, its exit status; "ok" for neither.
+
+        Raises:
+            ToolError: for a command that no shell can read.
+        """
+        if "\0" in command:
+            raise ToolError("a command can't contain NUL characters")
+        done = await self.machine.cell("bash", command, timeout_s=timeout_s)
+        status = f"[exit status {done.exit_code}]" if done.exit_code else ""
+        return "\n".join(part for part in (scrub(done.text), status) if part) or "ok"
 
     def _alive(self) -> _Live[T]:
         if self._live is None:

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 
 from turngym.envs.folds import Fold, in_fold
 from turngym.envs.tool.calling import Ending
-from turngym.envs.tool.machines import Blueprint, scrub
+from turngym.envs.tool.machines import Blueprint
 from turngym.envs.tool.repair.grading import Grader
 from turngym.envs.tool.repair.instances import Instance, Repository, build, manifest
 from turngym.envs.tool.repair.render import libraries
@@ -214,12 +214,7 @@ class Repair(SandboxEnv[RepairTask]):
     @tool(concurrent=False)
     async def run(self, command: str) -> str:
         """Run a bash command in the repository, such as `python3 -m unittest discover tests`."""
-        if "\0" in command:
-            raise ToolError("a command can't contain NUL characters")
-        done = await self.machine.cell("bash", command, timeout_s=self.command_s)
-        status = f"[exit status {done.exit_code}]" if done.exit_code else ""
-        said = _SECONDS.sub("…s", scrub(done.text))
-        return "\n".join(part for part in (said, status) if part) or "ok"
+        return _SECONDS.sub("…s", await self.bash(command, timeout_s=self.command_s))
 
     @tool(concurrent=False)
     async def submit(self) -> str:

@@ -11,11 +11,11 @@ from typing import Any, ClassVar
 
 from turngym.envs.folds import Fold
 from turngym.envs.tool.calling import Ending
-from turngym.envs.tool.machines import Blueprint, scrub
+from turngym.envs.tool.machines import Blueprint
 from turngym.envs.tool.sandboxed import SandboxEnv
 from turngym.envs.tool.shell.tasks import FOLDERS, LEVELS, WORDS, ShellTask
 from turngym.envs.tool.toolbox import Answer
-from turngym.envs.tool.tools import ToolError, tool
+from turngym.envs.tool.tools import tool
 from turngym.errors import ConfigError
 from turngym.sandbox.base import Limits
 from turngym.toolcalls import format_call
@@ -83,11 +83,7 @@ class Shell(SandboxEnv[ShellTask]):
     @tool(concurrent=False)
     async def run(self, command: str) -> str:
         """Run a bash command."""
-        if "\0" in command:
-            raise ToolError("a command can't contain NUL characters")
-        done = await self.machine.cell("bash", command, timeout_s=self.command_s)
-        status = f"[exit status {done.exit_code}]" if done.exit_code else ""
-        return "\n".join(part for part in (scrub(done.text), status) if part) or "ok"
+        return await self.bash(command, timeout_s=self.command_s)
 
     @tool(concurrent=False)
     async def done(self) -> str:
