@@ -15,7 +15,7 @@ import numpy as np
 
 from turngym.agents.branching import make_plan
 from turngym.agents.policies.local import LocalPolicy
-from turngym.agents.policies.scripted import Mixture
+from turngym.agents.policies.scripted import Mixture, by_expert
 from turngym.agents.rollout.collect import collect
 from turngym.errors import HarnessFault
 from turngym.seeding import derive, generator
@@ -49,10 +49,9 @@ async def demonstrate(
     trees = [tree for tree in grown if tree is not None and not tree.void(tree.leaves[0])]
     if not trees:
         raise HarnessFault(f"none of {len(tasks)} demonstrations could be played; the log names each fault")
-    expert = np.float32(math.log1p(-epsilon))  # the log-prob of an action tells which branch it came from
     for tree in trees:
         for node in tree:
-            if node.is_action and node.logprobs[0] == expert:
+            if by_expert(node, epsilon):
                 node.advantage = 1.0
     return trees
 

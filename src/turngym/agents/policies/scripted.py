@@ -18,7 +18,7 @@ from turngym.agents.chat import ByteRenderer, Renderer
 from turngym.agents.policy import Sample, SampleParams, Turn, whole_sample
 from turngym.envs.base import TurnEnv
 from turngym.errors import ConfigError, HarnessFault
-from turngym.tree import Tree
+from turngym.tree import Node, Tree
 from turngym.types import IntArray
 
 
@@ -100,6 +100,14 @@ class Mixture(ScriptedPolicy):
         if rng.random() < self.epsilon:
             return expert.random_action(rng), math.log(self.epsilon)
         return expert.optimal_action(), math.log1p(-self.epsilon)
+
+
+def by_expert(node: Node, epsilon: float) -> bool:
+    """True for an action of `Mixture(epsilon)` that was not random.
+
+    The recorded log-prob tells which branch was taken, for any `epsilon` but one half.
+    """
+    return bool(node.is_action and node.logprobs[0] == np.float32(math.log1p(-epsilon)))
 
 
 class Replay(ScriptedPolicy):

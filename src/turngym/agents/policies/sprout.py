@@ -29,7 +29,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from turngym.agents.branching import make_plan
 from turngym.agents.chat import ByteRenderer, Renderer
-from turngym.agents.policies.scripted import Mixture
+from turngym.agents.policies.scripted import Mixture, by_expert
 from turngym.agents.rollout.collect import collect
 from turngym.agents.template import TemplateRenderer
 from turngym.errors import ConfigError
@@ -258,11 +258,10 @@ def _optimisers(model: LlamaForCausalLM, recipe: Recipe) -> list[torch.optim.Opt
 
 
 def _row(tree: Tree, course: Course) -> Row:
-    """The only path of a demonstration. An action's log-prob tells which branch of the mixture it came from."""
+    """The only path of a demonstration."""
     (leaf,) = tree.leaves
     path = [tree[i] for i in tree.path(leaf)]
-    expert = np.float32(math.log1p(-course.epsilon))
-    clean = [node.is_action and node.logprobs[0] == expert for node in path]
+    clean = [by_expert(node, course.epsilon) for node in path]
     ids = np.concatenate([node.ids for node in path]).astype(np.int64)
 
     def labels(imitated: Sequence[bool]) -> Tensor:
