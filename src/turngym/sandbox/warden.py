@@ -80,7 +80,7 @@ class Warden:
         for number in _SIGNALS:
             signal.signal(number, signal.SIG_IGN)
         self.home = _make_home(Path(config["state_dir"]))
-        self.user = _UNUSED_IDS + os.getpid() if os.geteuid() == 0 else None
+        self.user = unused_id() if os.geteuid() == 0 else None
         self.prefix = config["prefix"]
         self.unstage: Callable[[], object] = lambda: None
         _copy_inside(Path(config["inside"]), self.home / "inside", config["python"])
@@ -235,6 +235,20 @@ class Warden:
         _remove_home(self.home)
 
 
+def unused_id(uid_map: Path = Path("/proc/self/uid_map")) -> int | None:
+    """A user id that nothing belongs to; None where this user namespace has no id but root's.
+
+    One of its own, far above those of accounts, where the namespace has such; else its last one.
+    """
+    wanted, last = _UNUSED_IDS + os.getpid(), 0
+    for line in uid_map.read_text(encoding="ascii").splitlines():
+        first, _, count = map(int, line.split())
+        if first <= wanted < first + count:
+            return wanted
+        last = max(last, first + count - 1)
+    return last or None
+
+
 def _make_home(state: Path) -> Path:
     """A folder for this warden, after removing those of wardens that are dead."""
     state.mkdir(mode=0o711, parents=True, exist_ok=True)
@@ -243,7 +257,7 @@ def _make_home(state: Path) -> Path:
             f"{state} belongs to another user; set TURNGYM_STATE_DIR to a folder of your own"
         )
     closed = [path for path in (state, *state.parents) if not path.stat().st_mode & 0o001]
-    if os.geteuid() == 0 and closed:
+    if os.geteuid() == 0 and unused_id() and closed:
         raise PermissionError(
             f"{closed[-1]} is closed to other users, and root's sandboxes run as one; "
             "set TURNGYM_STATE_DIR to a folder that every user can walk to"

@@ -6,17 +6,23 @@ on to the end. The other cheats know what they attack.
 
 from __future__ import annotations
 
+import ast
+import json
 import os
 import re
+import shlex
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from typing import Any
 
 import pytest
 
+from missing import skip_or_fail
 from turngym.envs.base import TurnEnv
 from turngym.envs.tool.calling import ToolCalling
+from turngym.envs.tool.python import inside
 from turngym.envs.tool.tools import Tool
+from turngym.errors import MissingDependency
 from turngym.registry import list_envs, make
 from turngym.toolcalls import format_call
 from turngym.types import ToolCall
@@ -80,7 +86,11 @@ def python_cheats(env: Any) -> Iterator[list[str]]:
     """Submissions that know how they are graded; the grader's own tests have more of them."""
     head = f"import os, sys, json\ndef {env.task.entry}(*a):\n    return None\n"
     main = "m = sys.modules['__main__']\n"
+    right = [{"value": inside.encode(ast.literal_eval(each))} for each in env.task.expected]
+    expected = "\n".join(map(json.dumps, right))
     for source in (
+        head + f"print({expected!r})\n",
+        head.replace("return None", f"print({expected!r})"),
         head + "os._exit(0)\n",
         head + "sys.exit(0)\n",
         head + "print(json.dumps({'value': None, 'passed': True}))\n",
@@ -102,6 +112,8 @@ def shell_cheats(env: Any) -> Iterator[list[str]]:
         "touch {0}",
     ):
         yield [call("run", command="; ".join(made.format(path) for path in new) or "exit 0"), call("done")]
+    wanted = "\n".join(content or "" for _, content in env.task.wanted)
+    yield [call("run", command=f"echo {shlex.quote(wanted)}"), call("done")]
 
 
 Cheats = Callable[[Any], Iterator[list[str]]]
@@ -109,17 +121,26 @@ Cheats = Callable[[Any], Iterator[list[str]]]
 
 SPECIAL: Mapping[str, tuple[Mapping[str, Any], Cheats]] = {
     "turngym/PythonTasks-v0": ({}, python_cheats),
+    "turngym/PythonTasks-v0 HumanEval": ({"source": "humaneval"}, python_cheats),
     "turngym/Shell-v0": ({"level": 2}, shell_cheats),
 }
 """Options to make an environment with, and what attacks it in particular."""
 
+OPTIONS: Mapping[str, Mapping[str, Any]] = {
+    **{row.id: {} for row in list_envs() if row.family == "tool" and row.available},
+    **{name: options for name, (options, _) in SPECIAL.items()},
+    "turngym/SQL-v0 Spider": {"pack": "spider"},
+}
+"""Every tool environment that is registered, and the benchmarks that some of them play."""
 
-def options_of(env_id: str) -> Mapping[str, Any]:
-    return SPECIAL[env_id][0] if env_id in SPECIAL else {}
 
-
-def tool_environments() -> list[str]:
-    return [row.id for row in list_envs() if row.family == "tool" and row.available]
+def made(name: str) -> ToolCalling:
+    try:
+        env = make(name.partition(" ")[0], **OPTIONS[name])
+    except MissingDependency as error:
+        skip_or_fail(str(error))
+    assert isinstance(env, ToolCalling)
+    return env
 
 
 def play(env: TurnEnv, seed: int, actions: Iterator[str]) -> tuple[float, bool | None]:
@@ -140,23 +161,21 @@ def play(env: TurnEnv, seed: int, actions: Iterator[str]) -> tuple[float, bool |
 
 
 @pytest.mark.parametrize("payload", PAYLOADS)
-@pytest.mark.parametrize("env_id", tool_environments())
-def test_a_payload_through_every_tool_gets_nothing(sandbox: str, env_id: str, payload: str) -> None:
-    with closing(make(env_id, **options_of(env_id))) as env:
-        assert isinstance(env, ToolCalling)
+@pytest.mark.parametrize("name", OPTIONS)
+def test_a_payload_through_every_tool_gets_nothing(sandbox: str, name: str, payload: str) -> None:
+    with closing(made(name)) as env:
         for seed in range(EPISODES):
             env.reset(seed=seed)
             total, success = play(env, seed, blanket(env, PAYLOADS[payload]))
             assert (total, success) == (0.0, False)
 
 
-@pytest.mark.parametrize("env_id", SPECIAL)
-def test_a_cheat_made_for_an_environment_gets_nothing(sandbox: str, env_id: str) -> None:
-    options, cheats = SPECIAL[env_id]
-    with closing(make(env_id, **options)) as env:
+@pytest.mark.parametrize("name", SPECIAL)
+def test_a_cheat_made_for_an_environment_gets_nothing(sandbox: str, name: str) -> None:
+    with closing(made(name)) as env:
         for seed in range(EPISODES):
             env.reset(seed=seed)
-            scripts = list(cheats(env))
+            scripts = list(SPECIAL[name][1](env))
             for script in scripts:
                 env.reset(seed=seed)
                 assert play(env, seed, iter(script)) == (0.0, False), script
