@@ -1,4 +1,4 @@
-"""What tests of containers share: an engine that runs, and the image that the backend takes by default."""
+"""What tests in sandboxes share: a backend or an engine that runs, and the image that containers are made of by default."""
 
 from __future__ import annotations
 
@@ -10,7 +10,16 @@ from pathlib import Path
 from missing import skip_or_fail
 from turngym.errors import MissingDependency
 from turngym.sandbox import engine, image
+from turngym.sandbox.base import backend
 from turngym.sandbox.docker import Docker
+
+
+def require_sandbox() -> str:
+    """Name of the best sandbox backend that runs here; where none does, skip, or fail where CI is set."""
+    try:
+        return backend("best").name
+    except MissingDependency as error:
+        skip_or_fail(str(error))
 
 
 def require_engine() -> None:

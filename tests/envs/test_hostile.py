@@ -10,18 +10,21 @@ import numpy as np
 import pytest
 
 from conftest import require
+from engines import require_sandbox
 from turngym import registry
 from turngym.envs import _BENCHMARKS
 from turngym.envs.adapters.worker_env import WorkerEnv
 from turngym.envs.base import TurnEnv
 from turngym.envs.checker import check_env
 from turngym.envs.hostile import CORPUS, hostile_texts, random_texts
+from turngym.envs.tool.sandboxed import SandboxEnv
 from turngym.registry import list_envs, load, make
 from worker_packages import require_worker
 
 IDS = [row.id for row in list_envs() if row.id.startswith("turngym/")]
-QUICK = [env_id for env_id in IDS if "Text" not in env_id and env_id not in _BENCHMARKS]
-"Neither TextWorld nor TextArena, nor what runs in a worker."
+SANDBOXED = ["turngym/Shell-v0", "turngym/PythonTasks-v0", "turngym/Repair-v0"]
+QUICK = [each for each in IDS if "Text" not in each and each not in (*_BENCHMARKS, *SANDBOXED)]
+"Neither TextWorld nor TextArena, nor what runs in a worker or a sandbox."
 SAMPLE = [
     "turngym/TextWorld-v0",
     "turngym/TextArena-Mastermind-v0",
@@ -45,6 +48,8 @@ def factory(env_id: str, games: Path) -> Callable[[], TurnEnv]:
         require(entry.requires, f"turngym[{entry.extra}]")
     if issubclass(env_class := load(entry.entry_point), WorkerEnv):
         require_worker(env_class.slot.pins)
+    if issubclass(env_class, SandboxEnv):
+        require_sandbox()
     if env_id == "turngym/TextWorld-v0":
         return partial(make, env_id, games=2, cache_dir=games)
     return partial(make, env_id)
@@ -57,14 +62,14 @@ def test_every_environment_keeps_the_contract(env_id: str, games: Path) -> None:
 
 
 @pytest.mark.parametrize("env_id", SAMPLE)
-def test_environments_of_other_packages_keep_the_contract(env_id: str, games: Path) -> None:
+def test_slower_environments_keep_the_contract(env_id: str, games: Path) -> None:
     report = check_env(factory(env_id, games), turns=4, actions=len(CORPUS))
     assert report.ok, str(report)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("env_id", [env_id for env_id in IDS if env_id not in QUICK])
-def test_every_environment_of_other_packages_keeps_it_for_as_long(env_id: str, games: Path) -> None:
+def test_every_slower_environment_keeps_it_for_as_long(env_id: str, games: Path) -> None:
     report = check_env(factory(env_id, games), seed=1, actions=1000)
     assert report.ok, str(report)
 

@@ -258,11 +258,30 @@ def test_an_image_without_python_is_named(docker, tmp_path):
     assert containers() == []
 
 
+@pytest.mark.slow
+def test_a_debian_that_was_made_here_holds_sandboxes_and_refuses_a_few_attacks(docker, tmp_path, monkeypatch):
+    if shutil.which("debootstrap") is None or os.geteuid() != 0:
+        pytest.skip("debootstrap has to be installed, and to be run by root")
+    name = "turngym-test-debian:latest"
+    image.build("debian", tmp_path / "debian.tar")
+    engine.import_image(tmp_path / "debian.tar", name)
+    monkeypatch.setattr(selfcheck, "ATTACKS", [a for a in ATTACKS if a.name in QUICK])
+    try:
+        report = asyncio.run(selfcheck.check(Docker(name)))
+        release = inside(Docker(name), lambda box: box.exec(["cat", "/etc/os-release"]))
+    finally:
+        engine.client().remove_image(name)
+    assert [f for f in (*report.conformance, *report.attacks) if not f.ok] == []
+    assert b"ID=debian" in release.stdout
+
+
 def test_a_missing_image_is_an_error_with_the_command_that_gets_it(docker):
     with pytest.raises(MissingDependency, match=r"`docker pull no-such-image:7`"):
         inside(Docker("no-such-image:7"), lambda box: box.exec(["true"]))
     with pytest.raises(MissingDependency, match=r"`docker pull no-such-image:7`"):
         inside(backend("docker:no-such-image:7"), lambda box: box.exec(["true"]))
+    with pytest.raises(MissingDependency, match=r"`docker pull no-such-image:7`"):
+        asyncio.run(selfcheck.check(Docker("no-such-image:7")))
 
 
 def test_an_engine_that_does_not_run_is_an_error_with_the_command_that_starts_it(monkeypatch, tmp_path):

@@ -234,26 +234,18 @@ class TurnEnv(gymnasium.Env[str, str]):
         self._check_snapshot(snapshot)
         if self.forking is Forking.EXACT:
             self._put_back(snapshot)
+            self._verify(snapshot)
         else:
-            for action in self._replaying(snapshot.episode):
-                if action is None:
-                    self.reset(options=snapshot.episode.options)
-                else:
-                    self.step(action)
-        self._verify(snapshot)
+            self._replay(snapshot)
 
     async def restore_async(self, snapshot: Snapshot) -> None:
         """`restore` without blocking the event loop."""
         self._check_snapshot(snapshot)
         if self.forking is Forking.EXACT:
             self._put_back(snapshot)
+            self._verify(snapshot)
         else:
-            for action in self._replaying(snapshot.episode):
-                if action is None:
-                    await self.reset_async(options=snapshot.episode.options)
-                else:
-                    await self.step_async(action)
-        self._verify(snapshot)
+            await self._replay_async(snapshot)
 
     def fork(self, n: int = 1) -> list[Self]:
         """`n` environments in this state, isolated from it and from each other."""
@@ -313,6 +305,24 @@ class TurnEnv(gymnasium.Env[str, str]):
             self.set_state(self.copy_state(snapshot.state))
         except Exception as error:
             raise self._fault("restore", error) from error
+
+    def _replay(self, snapshot: Snapshot) -> None:
+        """Come to the state of `snapshot` by its recorded actions."""
+        for action in self._replaying(snapshot.episode):
+            if action is None:
+                self.reset(options=snapshot.episode.options)
+            else:
+                self.step(action)
+        self._verify(snapshot)
+
+    async def _replay_async(self, snapshot: Snapshot) -> None:
+        """`_replay` without blocking the event loop."""
+        for action in self._replaying(snapshot.episode):
+            if action is None:
+                await self.reset_async(options=snapshot.episode.options)
+            else:
+                await self.step_async(action)
+        self._verify(snapshot)
 
     def _replaying(self, recorded: Episode) -> Generator[str | None, None, None]:
         """Yield what repeats `recorded` (None for the reset, then each action), and compare every reply."""

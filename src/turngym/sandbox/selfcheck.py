@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from turngym.errors import TurngymError
+from turngym.errors import MissingDependency, TurngymError
 from turngym.sandbox.attacks import ATTACKS, Attack
 from turngym.sandbox.base import Backend, Limits, Sandbox, SandboxLost
 
@@ -98,12 +98,17 @@ async def check(backend: Backend, *, progress: Callable[[Finding], None] = lambd
     Args:
         backend: what to check.
         progress: called with each finding as it comes.
+
+    Raises:
+        MissingDependency: the backend makes no sandbox here; says what to do.
     """
 
     async def noted(name: str, body: Callable[[], Awaitable[str]]) -> Finding:
         started = time.monotonic()
         try:
             words, ok = await asyncio.wait_for(body(), _WITHIN_S), True
+        except MissingDependency:  # nothing was checked
+            raise
         except (AssertionError, TurngymError, OSError, TimeoutError) as error:
             words, ok = f"{type(error).__name__}: {error}", False
         finding = Finding(name=name, ok=ok, words=words, seconds=time.monotonic() - started)

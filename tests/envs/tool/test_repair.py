@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from turngym.envs.checker import check_env
 from turngym.envs.tool.python.inside import decode
 from turngym.envs.tool.repair import make
 from turngym.envs.tool.repair.env import Repair, smallest_edit
@@ -44,17 +43,6 @@ def mend(env: Repair) -> None:
     repository = env.task.repository
     old, new = smallest_edit(repository.broken, repository.original)
     assert call(env, "edit", path=repository.path, old=old, new=new) == "ok"
-
-
-def test_it_keeps_the_contract(sandbox: str) -> None:
-    report = check_env("turngym/Repair-v0", turns=3, actions=10)
-    assert report.ok, str(report)
-
-
-@pytest.mark.slow
-def test_it_answers_a_thousand_random_and_a_thousand_hostile_actions(sandbox: str) -> None:
-    report = check_env("turngym/Repair-v0", actions=1000)
-    assert report.ok, str(report)
 
 
 @pytest.mark.parametrize("fold", ["train", "test"])

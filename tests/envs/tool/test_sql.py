@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from conftest import require
-from turngym.envs.checker import check_env
 from turngym.envs.tool.sql import spider
 from turngym.envs.tool.sql.domains import draw_schema, populate
 from turngym.envs.tool.sql.engine import Database, QueryLimits
@@ -125,11 +124,6 @@ def test_folds_never_meet() -> None:
 
 
 # ---------------------------------------------------------------------- the environment
-
-
-def test_the_contract_holds() -> None:
-    report = check_env("turngym/SQL-v0", actions=60)
-    assert report.ok, str(report)
 
 
 def test_the_schema_is_found_by_looking(env: Sql) -> None:

@@ -6,23 +6,31 @@ test instances apart, freezes and thaws the machine with the episode, and closes
 The state of an episode is its task, the author's own record of it (`self.notes`, copied shallowly), every file, and what
 the live sessions hold. Sessions can't be hashed, so the state key covers them by the way that led there: two episodes
 have equal keys where they took the same actions, got the same replies, and have the same files.
+
+A snapshot outlives its sandbox: where that is gone, the actions are taken again in another one, and every reply is
+compared.
 """
 
 from __future__ import annotations
 
+import logging
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Generic, TypeVar
 
 from turngym.envs.base import Forking
+from turngym.envs.episode import Snapshot
 from turngym.envs.folds import Fold, check_fold, deal_until, in_fold
 from turngym.envs.state import state_digest
 from turngym.envs.tool.calling import ToolCalling
 from turngym.envs.tool.machines import Blueprint, Frozen, Machine, machines, scrub, wait
 from turngym.envs.tool.tools import ToolError
 from turngym.errors import ConfigError
+from turngym.sandbox.base import SandboxLost
 from turngym.types import Reply
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -157,6 +165,22 @@ class SandboxEnv(ToolCalling, Generic[T]):
         self._leave()
         self._live = state
 
+    def restore(self, snapshot: Snapshot) -> None:
+        """See `TurnEnv.restore`; a snapshot whose sandbox is gone is played again."""
+        try:
+            super().restore(snapshot)
+        except SandboxLost as error:
+            _log_replay(snapshot, error)
+            self._replay(snapshot)
+
+    async def restore_async(self, snapshot: Snapshot) -> None:
+        """`restore` without blocking the event loop."""
+        try:
+            await super().restore_async(snapshot)
+        except SandboxLost as error:
+            _log_replay(snapshot, error)
+            await self._replay_async(snapshot)
+
     def close(self) -> None:
         """Give the sandbox back."""
         if self._live is not None:
@@ -168,6 +192,10 @@ class SandboxEnv(ToolCalling, Generic[T]):
         if self._live is not None:
             self._live.machine.abandon()
             self._live = None
+
+
+def _log_replay(snapshot: Snapshot, error: SandboxLost) -> None:
+    logger.warning("turn %d is played again, as its sandbox was lost: %s", snapshot.turn, error)
 
 
 __all__ = ["SandboxEnv"]

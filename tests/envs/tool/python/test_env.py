@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from conftest import require
-from turngym.envs.checker import check_env
 from turngym.envs.tool.python.env import PythonTasks
 from turngym.errors import ConfigError, MissingDependency, UnknownName
 from turngym.toolcalls import format_call
@@ -34,17 +33,6 @@ def env(sandbox: str) -> Iterator[PythonTasks]:
     with closing(PythonTasks(cell_s=5)) as made:
         made.reset(seed=0)
         yield made
-
-
-def test_it_keeps_the_contract(sandbox: str) -> None:
-    report = check_env("turngym/PythonTasks-v0", turns=4, actions=30)
-    assert report.ok, str(report)
-
-
-@pytest.mark.slow
-def test_it_answers_a_thousand_random_and_a_thousand_hostile_actions(sandbox: str) -> None:
-    report = check_env("turngym/PythonTasks-v0", actions=1000)
-    assert report.ok, str(report)
 
 
 def test_the_written_policy_succeeds_in_both_folds(sandbox: str) -> None:
