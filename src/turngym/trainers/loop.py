@@ -43,7 +43,7 @@ from turngym.seeding import derive
 from turngym.tasks.task import procedural
 from turngym.trainers.checkpoint import must_match, newest_checkpoint, save_checkpoint
 from turngym.trainers.config import TrainConfig
-from turngym.trainers.credit import apply, get_rule
+from turngym.trainers.credit import NEEDS_STATE_KEYS, apply, get_rule
 from turngym.trainers.evaluate import Evaluation, evaluate
 from turngym.trainers.learner import Learner, with_adapter
 from turngym.trainers.ledger import PromptLedger
@@ -105,7 +105,11 @@ class Trainer:
             policy_tokens=rollout.policy_tokens or None,
             env_steps=rollout.env_steps or None,
         )
-        self.options = LoopOptions(budget=rollout.budget, temperature=rollout.temperature)
+        self.options = LoopOptions(
+            budget=rollout.budget,
+            temperature=rollout.temperature,
+            state_keys=config.credit.rule in NEEDS_STATE_KEYS,
+        )
         folds = ("train", "test") if config.tasks.folds else (None, None)
         # Without folds, the names of the roots keep training and held-out seeds apart.
         self.train_tasks, self.held_out = (

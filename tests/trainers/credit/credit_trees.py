@@ -36,7 +36,7 @@ class Turn:
 
 ALONE = ("pvpo", "v_half", "returns_to_go", "turn_gae")
 """Rules whose baseline is not the group's."""
-TIMED = ("reinforce_pp", "gigpo", "ui_s1", "otb", "murphy", "returns_to_go", "turn_gae")
+TIMED = ("reinforce_pp", "gigpo", "graph", "ui_s1", "otb", "murphy", "returns_to_go", "turn_gae")
 """Rules that look at when a reward came."""
 UNDISCOUNTED = {"gigpo": {"gamma": 1.0}, "ui_s1": {"gamma": 1.0}}
 

@@ -95,6 +95,21 @@ def test_pooling_with_the_branching_above_keeps_the_gradient_and_lowers_the_vari
     assert pooled.variance.value < 0.9 * alone.variance.value  # .66 and .80 when this was written
 
 
+@pytest.mark.parametrize("plan", ["group", "coin"])
+@pytest.mark.parametrize("values", ["pooled", "own"])
+def test_where_keys_tell_the_whole_state_meetings_keep_the_gradient(plan, values):
+    assert of(plan, "graph", values=values).bias_z < 4
+
+
+def test_the_more_rollouts_meet_the_less_noise_is_left():
+    wide = sample(PROBLEM, "group", 500, roots=12, seed=0)
+    graph, tree = (
+        judge(tree_samples(wide, get_rule(name)(wide.trees)), exact(PROBLEM), 1.0).variance.value
+        for name in ("graph", "tree")
+    )
+    assert graph < 0.8 * tree
+
+
 def test_rloo_is_unbiased_for_root_groups_only():
     assert of("group", "rloo").bias_z < 4
     assert of("coin", "rloo").bias_z > 8
@@ -155,5 +170,5 @@ def test_every_rule_is_judged_here():
     }  # their scale is the batch's, the rest is the rule's below
     assert (
         set(RULES)
-        == {"tree", "rloo", "dr_grpo"} | set(UNBIASED_AT_THE_ROOT) | set(BIASED) | elsewhere | over_batches
+        == {"tree", "graph", "rloo", "dr_grpo"} | set(UNBIASED_AT_THE_ROOT) | set(BIASED) | elsewhere | over_batches
     )

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from turngym.errors import CreditError
-from turngym.trainers.credit import apply, get_rule
+from turngym.trainers.credit import NEEDS_STATE_KEYS, apply, get_rule
 from turngym.trainers.credit.tokens import adaptive_lambda, sao, token_gae
 from turngym.tree import Kind, Origin, Tree
 from turngym.types import StopReason
@@ -200,11 +200,40 @@ def test_gigpo_says_how_many_actions_share_a_state():
     assert "credit/shared_state_share" not in apply(get_rule("grpo"), [two_walks()])
 
 
-def test_gigpo_refuses_a_tree_without_state_keys():
+@pytest.mark.parametrize("name", sorted(NEEDS_STATE_KEYS))
+def test_a_rule_that_compares_states_refuses_a_tree_without_keys(name):
     tree = grow([1.0, 0.0])
     tree[0].state_key = None
-    with pytest.raises(CreditError, match=r"gigpo: tree: node 0 has no state key.*state_keys=true"):
-        score("gigpo", tree)
+    with pytest.raises(CreditError, match=rf"{name}: tree: node 0 has no state key.*state_keys=true"):
+        score(name, tree)
+
+
+def test_graph_compares_what_was_done_in_a_state_by_where_it_led():
+    # a: s0 → s1 → end, 4; b: s0 → s1 → end, 1; c: s0 → s2 → end, 0. At s1 a and b got 4 and 1: both first steps are worth 2.5
+    tree = in_states([chain(0.0, 4.0), chain(0.0, 1.0), chain(0.0, 0.0)], [0, 1, 0, 1, 0, 2])
+    pooled = over_actions(tree, "graph", pool=0.0)
+    assert pooled == pytest.approx([2.5 - 0.5, 4 - 1, 2.5 - 2, 1 - 4, 0 - 2.5, 0 - 2.5])
+    own = over_actions(tree, "graph", values="own", pool=0.0)
+    assert own == pytest.approx([4 - 0.5, 4 - 1, 1 - 2, 1 - 4, 0 - 2.5, 0 - 2.5])
+    # b' of all of a's actions is 0.5, and counts here as much as the one rollout that was there
+    assert over_actions(tree, "graph", values="own", pool=1.0)[1] == pytest.approx(4 - (1 + 0.5) / 2)
+
+
+def test_graph_knows_what_was_earned_before_a_meeting():
+    # b earns 8 on its way to s1, which a never had: at s1 it got 1 and a got 4
+    tree = in_states([chain(0.0, 4.0), chain(8.0, 1.0)], [0, 1, 0, 1])
+    assert over_actions(tree, "graph", pool=0.0) == pytest.approx([2.5 - 9, 4 - 1, 8 + 2.5 - 4, 1 - 4])
+
+
+def test_graph_takes_the_first_visit_of_each_rollout():
+    # a comes back to s1 after a step that earned 2: what followed its first visit there is 2 + 4
+    tree = in_states([chain(0.0, 2.0, 4.0), chain(0.0, 1.0)], [0, 1, 1, 0, 1])
+    assert over_actions(tree, "graph", values="own", pool=0.0)[-1] == pytest.approx(1 - 6)
+
+
+def test_graph_without_meetings_is_the_rule_tree():
+    tree = in_states([[1.0, 0.0], [0.0, 3.0]], [0, 1, 1, 0, 2, 2])
+    assert over_actions(tree, "graph") == pytest.approx(over_actions(tree, "tree"))
 
 
 # ---------------------------------------------------------------------- UI-S1

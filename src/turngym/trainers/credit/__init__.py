@@ -16,10 +16,12 @@ compares:
 from turngym.trainers.credit.base import BatchRule, Credit, CreditRule
 from turngym.trainers.credit.batch import lift, whiten
 from turngym.trainers.credit.elpo import CRITICAL_TURN, elpo
+from turngym.trainers.credit.graph import graph
 from turngym.trainers.credit.grpo import dr_grpo, grpo, rloo
 from turngym.trainers.credit.registry import (
     BATCH_RULES,
     LOWER_CLIP_EXTRA,
+    NEEDS_STATE_KEYS,
     RULES,
     TREE_RULES,
     apply,
@@ -33,6 +35,7 @@ __all__ = [
     "BATCH_RULES",
     "CRITICAL_TURN",
     "LOWER_CLIP_EXTRA",
+    "NEEDS_STATE_KEYS",
     "RULES",
     "TREE_RULES",
     "BatchRule",
@@ -42,6 +45,7 @@ __all__ = [
     "dr_grpo",
     "elpo",
     "get_rule",
+    "graph",
     "grpo",
     "lift",
     "rloo",

@@ -14,6 +14,7 @@ from turngym.trainers.credit.base import Array, BatchRule, Credit, mean
 from turngym.trainers.credit.batch import lift, token_advantages
 from turngym.trainers.credit.elpo import elpo
 from turngym.trainers.credit.gigpo import gigpo
+from turngym.trainers.credit.graph import graph
 from turngym.trainers.credit.grpo import dr_grpo, grpo, rloo
 from turngym.trainers.credit.logo import logo
 from turngym.trainers.credit.median import mc_grpo
@@ -47,6 +48,7 @@ TREE_RULES: Mapping[str, Callable[..., Credit]] = MappingProxyType(
         "gigpo": gigpo,
         "ui_s1": ui_s1,
         "tree": tree_rloo,
+        "graph": graph,
         "tree_grpo": tree_grpo,
         "tree_rpo": tree_rpo,
         "tree_po": tree_po,
@@ -66,6 +68,9 @@ BATCH_RULES: Mapping[str, Callable[..., list[Credit]]] = MappingProxyType(
     {"reinforce_pp": reinforce_pp, "reinforce_pp_baseline": reinforce_pp_baseline}
 )
 """Rules that look at all trees of an update at once."""
+
+NEEDS_STATE_KEYS = frozenset({"gigpo", "graph"})
+"""Rules that compare what was done in the same state; roll out with `LoopOptions.state_keys`."""
 
 RULES: Mapping[str, Callable[..., Any]] = MappingProxyType({**TREE_RULES, **BATCH_RULES})
 """Every credit rule by its name; options are the keyword-only parameters."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from turngym.trainers.credit.base import Credit, Truncated, leave_one_out, read_paths
+from turngym.trainers.credit.base import Array, Credit, Paths, Truncated, leave_one_out, read_paths
 from turngym.trainers.options import NotNegative, checked
 from turngym.tree import Tree
 
@@ -50,8 +50,14 @@ def tree_rloo(tree: Tree, *, pool: NotNegative = 0.0, truncated: Truncated = "ma
         CreditError: for a path without a stop or a reward.
     """
     paths = read_paths(tree, "tree", truncated)
+    value, baseline, weight = branchings(paths, pool=pool)
+    return paths.credit(np.where(np.isnan(baseline), 0.0, weight * (value - baseline)))
+
+
+def branchings(paths: Paths, *, pool: float) -> tuple[Array, Array, Array]:
+    """`(N,)` each: V of every node, b of the branching that it is below (NaN above the first one), and w."""
     value, children = paths.branch_values(), paths.children()
-    baseline, weight = np.full(len(tree), np.nan), np.ones(len(tree))
+    baseline, weight = np.full(len(value), np.nan), np.ones(len(value))
     for node, below in enumerate(children):  # parents come before their children
         baseline[below], weight[below] = baseline[node], weight[node]
         if len(below) > 1:
@@ -59,6 +65,5 @@ def tree_rloo(tree: Tree, *, pool: NotNegative = 0.0, truncated: Truncated = "ma
             pooled = (k * siblings + pool * above) / (k + pool)
             baseline[below] = np.where(np.isnan(above) | (siblings == above), siblings, pooled)
             weight[below] /= len(below)
-    scale = len(children[paths.top(children)]) if paths.leaves else 0
-    advantage = scale * weight * (value - baseline)
-    return paths.credit(np.where(np.isnan(baseline), 0.0, advantage))
+    roots = len(children[paths.top(children)]) if paths.leaves else 0
+    return value, baseline, roots * weight
