@@ -97,10 +97,12 @@ GROUP = ["rollout.plan=group", "rollout.plan_options={size=3}"]
         ["credit.rule=tree", "rollout.plan=coin", "rollout.plan_options={roots=2, probability=0.3}"],
         ["credit.rule=elpo", "rollout.plan=bisect", "rollout.plan_options={roots=3}"],
         ["credit.rule=tree_grpo", "rollout.plan=random_node", "rollout.plan_options={roots=2, draws=2}"],
+        [*GROUP, "credit.rule=graph"],
+        [*GROUP, "credit.rule=gigpo"],
         [*GROUP, "policy.lora_rank=2", "loss.kl=0.01", "loss.entropy=0.01"],
         [*GROUP, "loss.aggregation=constant", "loss.horizon=64", "credit.rule=dr_grpo"],
     ],
-    ids=["tree", "elpo", "tree_grpo", "lora", "constant"],
+    ids=["tree", "elpo", "tree_grpo", "graph", "gigpo", "lora", "constant"],
 )
 def test_every_way_to_train_runs_and_resumes(settings: list[str], tmp_path: Path) -> None:
     plain = [s for s in SMALL if not s.startswith("rollout.plan_options")]

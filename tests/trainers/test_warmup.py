@@ -75,7 +75,8 @@ def test_a_run_warms_up_once_and_is_resumed_as_it_was(tmp_path: Path) -> None:
     assert first.update == 0
     assert first.metrics["warmup/episodes"] == 20
     assert "eval/success" in first.metrics
-    train(config.override(["run.updates=1"]), folder=tmp_path / "parts")
+    for updates in (0, 1):  # the policy after its warm-up is a checkpoint like any other
+        train(config.override([f"run.updates={updates}"]), folder=tmp_path / "parts", resume=updates > 0)
     train(config, folder=tmp_path / "parts", resume=True)
     weights = [
         (tmp_path / name / "checkpoints" / "update-000002" / "policy" / "model.safetensors").read_bytes()

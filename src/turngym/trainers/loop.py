@@ -159,6 +159,7 @@ class Trainer:
                 if self._finished() or self.update % run.checkpoint_every == 0:
                     self._save()
             last = last or await self._evaluate({})
+            self._save()  # a warm-up without updates has something to keep as well
         except asyncio.CancelledError:
             self.ledger.rollback()
             if self.warmed or not self.config.warmup.episodes:

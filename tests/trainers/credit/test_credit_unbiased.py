@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from turngym.trainers.credit import RULES, Credit, get_rule
-from turngym.trainers.lab import Forest, Quality, build, exact, judge, sample, tree_samples
+from turngym.trainers.lab import PROBLEMS, Forest, Quality, build, exact, judge, sample, tree_samples
 from turngym.trainers.lab.forest import Plan
 from turngym.tree import Tree
 
@@ -101,13 +101,14 @@ def test_where_keys_tell_the_whole_state_meetings_keep_the_gradient(plan, values
     assert of(plan, "graph", values=values).bias_z < 4
 
 
-def test_the_more_rollouts_meet_the_less_noise_is_left():
-    wide = sample(PROBLEM, "group", 500, roots=12, seed=0)
+def test_where_rollouts_meet_often_less_noise_is_left():
+    problem = PROBLEMS["random"]
+    forest = sample(problem, "group", 400, roots=8, seed=0)
     graph, tree = (
-        judge(tree_samples(wide, get_rule(name)(wide.trees)), exact(PROBLEM), 1.0).variance.value
+        judge(tree_samples(forest, get_rule(name)(forest.trees)), exact(problem), 1.0).variance.value
         for name in ("graph", "tree")
     )
-    assert graph < 0.8 * tree
+    assert graph < 0.8 * tree  # .62 when this was written
 
 
 def test_rloo_is_unbiased_for_root_groups_only():
@@ -170,5 +171,9 @@ def test_every_rule_is_judged_here():
     }  # their scale is the batch's, the rest is the rule's below
     assert (
         set(RULES)
-        == {"tree", "graph", "rloo", "dr_grpo"} | set(UNBIASED_AT_THE_ROOT) | set(BIASED) | elsewhere | over_batches
+        == {"tree", "graph", "rloo", "dr_grpo"}
+        | set(UNBIASED_AT_THE_ROOT)
+        | set(BIASED)
+        | elsewhere
+        | over_batches
     )

@@ -29,7 +29,7 @@ Values = Literal["pooled", "own"]
 
 @checked
 def graph(
-    tree: Tree, *, values: Values = "pooled", pool: NotNegative = 1.0, truncated: Truncated = "mask"
+    tree: Tree, *, values: Values = "pooled", pool: NotNegative = 2.0, truncated: Truncated = "mask"
 ) -> Credit:
     """Leave-one-out over the rollouts that met in a state.
 

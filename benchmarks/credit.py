@@ -1,0 +1,108 @@
+"""Credit rules at equal env steps, in training: python benchmarks/credit.py [--json FILE] [--seeds N] [--out DIR]
+
+Two races, each from one start with equal env steps and an equal optimiser, on held-out tasks:
+
+* Corridor with traps, from the policy that ships;
+* Shell, a tool environment: real files and a real bash, from the recipe `tools` after its warm-up.
+
+Every rule plays as its authors do: groups of whole paths, or with the forks that it needs. The figure
+`steps_ratio_best` is the smallest share of GRPO's env steps in Corridor at which a rule other than GRPO reaches GRPO's
+final success. The plot goes to `docs/rules.png`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from _race import BASELINE, Race, plot
+from _report import report
+
+GROUP = ["rollout.plan=group", "rollout.plan_options={size=8}"]
+COIN = ["rollout.plan=coin", "rollout.plan_options={roots=5, probability=0.12}"]
+RULES = {
+    "grpo": [*GROUP, "credit.rule=grpo", "credit.options={}"],
+    "gigpo": [*GROUP, "credit.rule=gigpo", "credit.options={}"],
+    "graph": [*GROUP, "credit.rule=graph", "credit.options={}"],
+    "tree": [*COIN, "credit.rule=tree", "credit.options={pool=2.0}"],
+    "tree_grpo": [
+        "rollout.plan=random_node",
+        "rollout.plan_options={roots=4, draws=1}",
+        "credit.rule=tree_grpo",
+        "credit.options={}",
+    ],
+    "elpo": [
+        "rollout.plan=bisect",
+        "rollout.plan_options={roots=5, targets=1, suffixes_min=1, suffixes_max=3}",
+        "credit.rule=elpo",
+        "credit.options={}",
+    ],
+    "trace": [*COIN, "credit.rule=trace", "credit.options={}"],
+    "appo": [*COIN, "credit.rule=appo", "credit.options={}"],
+}
+CORRIDOR = Race(
+    title="Corridor with traps",
+    recipe="demo",
+    env_steps=4_000,
+    common=["run.evaluate_every=4", "tasks.held_out=100", "rollout.trees=4"],
+    runs=RULES,
+)
+SHELL = Race(
+    title="Shell",
+    recipe="tools",
+    env_steps=2_000,
+    common=["run.evaluate_every=16", "tasks.held_out=100", "rollout.trees=4", "warmup.episodes=0"],
+    runs=RULES,
+)
+
+
+def warmed(folder: Path) -> Path:
+    """The policy of the recipe `tools` after its warm-up."""
+    if not (folder / "summary.json").is_file():
+        command = [sys.executable, "-m", "turngym", "train", "tools", "--quiet", "--out", str(folder)]
+        subprocess.run([*command, "--set", "run.updates=0"], check=True)
+    return folder / "checkpoints" / "update-000000" / "policy"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--out", type=Path, default=Path("runs/credit"))
+    parser.add_argument("--plot", type=Path, default=Path(__file__).parent.parent / "docs" / "rules.png")
+    arguments = parser.parse_args()
+
+    start = f"policy.spec=local:{warmed(arguments.out / 'warm').resolve()}"
+    shell = replace(SHELL, common=[*SHELL.common, start])
+    races = {"corridor": CORRIDOR, "shell": shell}
+    figures = {}
+    raced = []
+    for name, race in races.items():
+        curves = race.run(arguments.seeds, arguments.out / name)
+        raced.append((race, curves))
+        ratios = {rule: race.steps_ratio(curves, rule) for rule in curves if rule != BASELINE}
+        figures |= {
+            f"steps_ratio_{name}_{rule}": ratio for rule, ratio in ratios.items() if np.isfinite(ratio)
+        }
+        figures |= {f"final_success_{name}_{rule}": float(c[:, -1].mean()) for rule, c in curves.items()}
+        title = f"{race.title}, {race.env_steps:,} env steps, {arguments.seeds} seeds"
+        report(title, race.table(curves), {})
+    reached = [ratio for name, ratio in figures.items() if name.startswith("steps_ratio_corridor")]
+    if reached:
+        figures["steps_ratio_best"] = min(reached)
+    plot(raced, arguments.plot)
+    report(
+        "Credit in training",
+        [{"figure": k, "value": round(v, 3)} for k, v in figures.items()],
+        figures,
+        arguments.json,
+    )
+
+
+if __name__ == "__main__":
+    main()
