@@ -11,7 +11,6 @@ from turngym.errors import ConfigError, HarnessFault, UnknownName
 from turngym.trainers.config import LossConfig, OptimiserConfig, PolicyConfig
 from turngym.trainers.learner import Learner, with_adapter
 from turngym.trainers.rows import rows_of
-from turngym.trainers.schedule import learning_rate_factor
 from turngym.tree import Kind, Origin, Tree
 from turngym.types import Outcome, StopReason
 
@@ -292,13 +291,3 @@ def test_state_continues_the_optimiser_exactly() -> None:
     resumed.update([trees[1]])
     for a, b in zip(model.parameters(), second.parameters(), strict=True):
         assert torch.equal(a, b)
-
-
-@pytest.mark.parametrize(
-    ("schedule", "expected"),
-    # warm-up over 2 updates: 1/3, 2/3; then 4 updates of decay that starts at 1
-    [("constant", [1 / 3, 2 / 3, 1, 1, 1, 1]), ("linear", [1 / 3, 2 / 3, 1, 0.75, 0.5, 0.25])],
-)
-def test_learning_rates(schedule: str, expected: list[float]) -> None:
-    config = OptimiserConfig(warmup=2, schedule=schedule)  # type: ignore[arg-type]
-    assert [learning_rate_factor(config, done, 6) for done in range(6)] == pytest.approx(expected)

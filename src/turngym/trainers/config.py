@@ -190,8 +190,12 @@ class OptimiserConfig:
     lr: float = 4e-4
     warmup: int = 0
     "updates of linear warm-up"
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
-    "what the learning rate does after the warm-up, down to 0 at the last update"
+    schedule: Literal["constant", "linear", "cosine", "wsd", "inverse_sqrt"] = "constant"
+    "what the learning rate does after the warm-up; `wsd` stays and falls by a cosine over the last `decay_updates`"
+    min_lr_share: float = 0.0
+    "of `lr`, where linear, cosine and wsd end"
+    decay_updates: int = 0
+    "of `wsd`: updates over which the rate falls, the last ones of the run"
     weight_decay: float = 0.0
     beta1: float = 0.9
     beta2: float = 0.95
@@ -213,6 +217,18 @@ class OptimiserConfig:
         _at_least(self, "optimiser", 1, "epochs", "minibatches", "micro_tokens")
         if max(self.beta1, self.beta2) >= 1:
             raise ConfigError(f"optimiser.beta1 and beta2 must be below 1, got {self.beta1} and {self.beta2}")
+        self._check_schedule()
+
+    def _check_schedule(self) -> None:
+        """Refuse numbers that the chosen schedule does not read."""
+        _at_least(self, "optimiser", 0, "min_lr_share", "decay_updates")
+        if self.min_lr_share > 1:
+            raise ConfigError(f"optimiser.min_lr_share is a share in [0, 1], got {self.min_lr_share!r}")
+        for name, schedules in (("min_lr_share", ("linear", "cosine", "wsd")), ("decay_updates", ("wsd",))):
+            if getattr(self, name) and self.schedule not in schedules:
+                raise ConfigError(f"optimiser.{name} means nothing to schedule {self.schedule}: leave it out")
+        if self.schedule == "wsd" and not self.decay_updates:
+            raise ConfigError("optimiser.schedule wsd needs decay_updates: over how many updates the rate falls")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

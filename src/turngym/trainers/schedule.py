@@ -12,17 +12,40 @@ from turngym.trainers.rows import Row
 
 
 def learning_rate_factor(config: OptimiserConfig, done: int, updates: int) -> float:
-    """Factor of the learning rate for the update after `done` updates."""
+    """Factor of the learning rate for the update after `done` of `updates` updates.
+
+    A linear warm-up, then the schedule that the configuration names. After the warm-up the factors are those of the
+    schedulers of the same names in transformers; during it they begin above 0, so that no update is wasted.
+    """
     if done < config.warmup:
         return (done + 1) / (config.warmup + 1)
     left = max(0.0, 1 - (done - config.warmup) / max(1, updates - config.warmup))
     match config.schedule:
         case "constant":
             return 1.0
+        case "inverse_sqrt":
+            return _inverse_sqrt(done - config.warmup, config.warmup or UNWARMED_TIMESCALE)
         case "linear":
-            return left
+            fallen = left
         case "cosine":
-            return 0.5 * (1 - math.cos(math.pi * left))
+            fallen = _cosine(left)
+        case "wsd":
+            falling = min(config.decay_updates, max(1, updates - config.warmup))
+            fallen = _cosine(min(1.0, max(0, updates - done) / falling))
+    return config.min_lr_share + (1 - config.min_lr_share) * fallen
+
+
+UNWARMED_TIMESCALE = 10_000
+"""Updates over which `inverse_sqrt` falls to 1/√2 where there was no warm-up, as in transformers."""
+
+
+def _inverse_sqrt(since: int, timescale: int) -> float:
+    return math.sqrt(timescale / (timescale + since))
+
+
+def _cosine(left: float) -> float:
+    """Half a cosine, from 1 where everything is left down to 0."""
+    return 0.5 * (1 - math.cos(math.pi * left))
 
 
 def minibatches(rows: Sequence[Row], parts: int, rng: np.random.Generator) -> list[list[Row]]:
