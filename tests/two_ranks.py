@@ -22,6 +22,10 @@ SETTINGS = {
     "plain": (LossConfig(options={"clip_low": 0.9}), {"micro_tokens": 40}),
     "packed": (LossConfig(options={"clip_low": 0.9}), {"layout": "packed"}),
     "share": (LossConfig(name="p3o"), {}),
+    "stale": (
+        LossConfig(proximal="start", next_observation=0.5, entropy_shaping=0.4),
+        {"ess_base": 1.0, "micro_tokens": 40},
+    ),
     "rollouts": (LossConfig(aggregation="constant", horizon=7, entropy=0.1), {"grad_clip": 0.1}),
 }
 

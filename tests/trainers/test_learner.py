@@ -9,6 +9,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from turngym.errors import ConfigError, HarnessFault, UnknownName
 from turngym.trainers.config import LossConfig, OptimiserConfig, PolicyConfig
+from turngym.trainers.inputs import Totals
 from turngym.trainers.learner import Learner, with_adapter
 from turngym.trainers.rows import rows_of
 from turngym.tree import Kind, Origin, Tree
@@ -125,7 +126,7 @@ def test_tokens_that_were_not_sampled_get_no_gradient(name: str) -> None:
 
     taught.model = Fixed(1, 1)
     (part,) = taught.layout.parts([row], 100)
-    loss, _ = taught._forward(part, 3.0)
+    loss, _ = taught._forward(part, Totals(3.0))
     loss.backward()
     assert logits.grad is not None
     touched = sorted(set(logits.grad[0].abs().sum(-1).nonzero().flatten().tolist()))

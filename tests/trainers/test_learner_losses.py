@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from functools import partial
 
@@ -11,11 +12,17 @@ import torch
 
 from scored_trees import HASH, VOCABULARY, assert_close_gradients, random_tree
 from small_models import tiny_model
+from turngym.agents.policies import load_policy
+from turngym.agents.policies.local import LocalPolicy
 from turngym.errors import ConfigError, HarnessFault, TreeError
+from turngym.tasks.task import procedural
 from turngym.trainers.anchors import Average, frozen
 from turngym.trainers.config import LossConfig, OptimiserConfig
+from turngym.trainers.inputs import Totals
 from turngym.trainers.learner import Learner
 from turngym.trainers.losses import CORRECTIONS, LOSSES
+from turngym.trainers.rows import rows_of
+from turngym.trainers.warmup import demonstrate
 from turngym.tree import Tree
 
 WIDE = {"clip_low": 0.9, "clip_high": 9.0}
@@ -30,6 +37,8 @@ CONFIGS = {
     "tbpo": LossConfig(name="tbpo", options={**WIDE, "mismatch_low": 0.01, "mismatch_high": 99.0}),
     "sao": LossConfig(name="sao", options={"clip_low": 1.0, "clip_high": 99.0}),
     "turn_constant": LossConfig(aggregation="turn_constant", horizon=3),
+    "next_observation": LossConfig(next_observation=0.3),
+    "entropy_shaping": LossConfig(entropy_shaping=0.4, entropy=0.01),
 }
 DISTILLED = ("distillation", "dense_distillation")
 
@@ -128,10 +137,10 @@ def test_a_mean_over_rollouts_weighs_each_the_same_and_refuses_shared_actions() 
     seen = []
     step = learner._backward
 
-    def spy(rows, denominator, share):  # type: ignore[no-untyped-def]
+    def spy(rows, totals):  # type: ignore[no-untyped-def]
         seen.extend(rows)
-        assert denominator == 6
-        return step(rows, denominator, share)
+        assert totals.denominator == 6
+        return step(rows, totals)
 
     learner._backward = spy  # type: ignore[method-assign]
     learner.update(apart)
@@ -151,6 +160,90 @@ def test_a_distilled_policy_comes_closer_to_its_teacher() -> None:
     learner = taught(configured("dense_distillation"), lr=3e-3)
     gaps = [learner.update(trees())["kl/teacher"] for _ in range(8)]
     assert gaps[-1] < 0.5 * gaps[0]
+
+
+# ---------------------------------------------------------------------- stale rollouts
+
+
+def test_a_step_that_rests_on_few_rollouts_is_smaller_and_the_next_one_is_not() -> None:
+    """E and √E from the rows by hand; the first step of AdamW is proportional to its rate."""
+    moved, rates = {}, {}
+    for base in (0.0, 1.0):
+        learner = taught(LossConfig(proximal="start"), ess_base=base)
+        before = [p.detach().clone() for p in learner.parameters]
+        rates[base] = learner.update(trees())
+        moved[base] = torch.cat(
+            [(p.detach() - b).flatten() for p, b in zip(learner.parameters, before, strict=True)]
+        )
+        assert learner.optimiser.param_groups[0]["lr"] == 1e-3
+    assert "learner/lr_factor" not in rates[0.0]
+    fresh = taught(LossConfig(proximal="start"))
+    rows = fresh._with_proximal(rows_of(trees(), renderer_hash=HASH))
+    logs: dict[tuple[str, int], float] = {}
+    for row in rows:
+        assert row.proximal_logprobs is not None
+        gap = float((row.proximal_logprobs - row.behaviour_logprobs).sum())
+        logs[row.rollout_id, row.leaf] = logs.get((row.rollout_id, row.leaf), 0.0) + gap
+    assert len(logs) < len(rows)  # a rollout with several contexts is one
+    weights = np.exp(np.clip(list(logs.values()), -20, 20))
+    expected = (weights.sum() ** 2 / (len(weights) * (weights**2).sum())) ** 0.5
+    assert 0.2 < expected < 0.95
+    assert rates[1.0]["learner/lr_factor"] == pytest.approx(expected, rel=1e-5)
+    torch.testing.assert_close(moved[1.0], expected * moved[0.0], rtol=1e-5, atol=1e-12)
+
+
+def test_the_factor_of_a_stale_step_needs_an_anchor() -> None:
+    with pytest.raises(
+        ConfigError, match=r'ess_base compares trainer and engine: set loss\.proximal = "start"'
+    ):
+        taught(LossConfig(), ess_base=1.0)
+
+
+# ---------------------------------------------------------------------- the environment, predicted
+
+
+@pytest.mark.parametrize("observed", [True, False])
+def test_only_what_predicts_an_action_or_an_answer_has_a_gradient(observed: bool) -> None:
+    (row, *_) = rows_of([random_tree([0, 1, 2], 3)], renderer_hash=HASH, observed=observed)
+    learner = taught(LossConfig(name="weighted_sft", next_observation=0.5 * observed))
+    (part,) = learner.layout.parts([row], 10_000)
+    logits: list[torch.Tensor] = []
+
+    def keep(module: object, inputs: object, output: torch.Tensor) -> None:
+        output.retain_grad()
+        logits.append(output)
+
+    learner.model.lm_head.register_forward_hook(keep)
+    loss, _ = learner._forward(part, Totals(3.0, observed=float(row.observed.size)))
+    loss.backward()
+    assert logits[0].grad is not None
+    touched = logits[0].grad[0].abs().sum(-1).nonzero().flatten()
+    assert bool(row.observed.size) == observed
+    assert touched.tolist() == sorted([*(row.targets - 1), *(row.observed - 1)])
+
+
+def test_the_world_is_learnt_from_rollouts_without_a_reward() -> None:
+    tasks = procedural("turngym/Corridor-v0", fold="train", count=6)
+    policy = load_policy("local:sprout")
+    assert isinstance(policy, LocalPolicy)
+    played = asyncio.run(demonstrate(tasks, policy, epsilon=0.3, seed=0))
+    for node in (node for tree in played for node in tree if node.is_action):
+        node.advantage = 0.0
+    surprise = {}
+    for layout in ("flat", "packed"):
+        learner = Learner(
+            tiny_model("llama", vocabulary=policy.model.config.vocab_size, max_position_embeddings=4096),
+            loss=LossConfig(next_observation=1.0),
+            optimiser=OptimiserConfig(lr=1e-2, layout=layout),  # type: ignore[arg-type]
+            renderer_hash=policy.renderer.hash,
+        )
+        surprise[layout] = [learner.update(played) for _ in range(8)]
+    for steps in surprise.values():
+        assert steps[0]["tokens/observation"] > 200
+        assert steps[0]["learner/skipped"] == 0
+        assert steps[-1]["loss/next_observation"] < 0.6 * steps[0]["loss/next_observation"]
+    ends = [steps[-1]["loss/next_observation"] for steps in surprise.values()]
+    assert ends[0] == pytest.approx(ends[1], rel=1e-2)
 
 
 # ---------------------------------------------------------------------- faults are named
@@ -194,3 +287,7 @@ def test_settings_that_nothing_reads_are_refused() -> None:
         LossConfig(correction_options={"cap": 2.0})
     with pytest.raises(ConfigError, match="proximal_decay must be below 1"):
         LossConfig(proximal_decay=1.0)
+    with pytest.raises(ConfigError, match="loss sft takes no advantages"):
+        taught(LossConfig(name="sft", entropy_shaping=0.4))
+    with pytest.raises(ConfigError, match="ess_base is a share"):
+        OptimiserConfig(ess_base=1.5)

@@ -51,5 +51,12 @@ def test_two_ranks_have_the_weights_of_one(name: str, together: list[dict[str, A
         weights, theirs = rank[name]
         for mine, other in zip(alone, weights, strict=True):
             torch.testing.assert_close(other, mine, rtol=1e-5, atol=1e-7)
-        for key in ("tokens/trained", "learner/grad_norm", "ratio/mean"):
+        keys = {
+            "tokens/trained",
+            "tokens/observation",
+            "learner/grad_norm",
+            "learner/lr_factor",
+            "ratio/mean",
+        }
+        for key in keys & statistics.keys():
             assert theirs[key] == pytest.approx(statistics[key], rel=1e-5), key

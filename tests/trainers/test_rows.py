@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -129,6 +130,48 @@ def trained_tokens(rows: list[Row]) -> dict[int, tuple[float, float, float, int]
 def test_every_sampled_token_of_a_scored_action_is_trained_exactly_once(shape: Shape) -> None:
     tree = shape.tree()
     assert trained_tokens(tree_rows(tree)) == expected_tokens(tree)
+
+
+@given(shapes())
+def test_every_answer_to_an_action_before_or_of_the_last_trained_one_is_observed_exactly_once(
+    shape: Shape,
+) -> None:
+    tree = shape.tree()
+    rows, plain = tree_rows(tree, observed=True), tree_rows(tree)
+    node_of = {int(token): node for node in tree for token in node.ids}
+    seen: list[int] = []
+    for row, short in zip(rows, plain, strict=True):
+        assert short.observed.size == 0
+        assert (row.targets.tolist(), row.leaf) == (short.targets.tolist(), short.leaf)
+        assert row.ids[: short.ids.size].tolist() == short.ids.tolist()
+        assert np.all(np.diff(row.observed) > 0)
+        seen += row.ids[row.observed].tolist()
+    assert len(seen) == len(set(seen))
+    expected = set()
+    for row in plain:  # the tokens of a row are unique, so they tell its path
+        path = tree.path(row.leaf)
+        last = path.index(node_of[int(row.ids[row.targets[-1]])].index)
+        context = {node_of[int(t)].index for t in row.ids if node_of[int(t)].is_action}
+        for before, node in pairwise(path[: last + 2]):
+            answers = not tree[node].is_action and not tree[node].starts_context
+            if answers and before in context:
+                expected.update(tree[node].ids.tolist())
+    assert set(seen) == expected
+
+
+def test_what_the_template_wrote_is_no_answer() -> None:
+    tree = Tree(task_id="t", rollout_id="t", renderer_hash=HASH)
+    tree.add(
+        -1, Kind.OBSERVATION, [1, 2], origin=Origin.ENV, starts_context=True
+    )  # the task: nobody acted yet
+    action = tree.add(0, Kind.ACTION, [3], origin=Origin.SAMPLED, logprobs=[-1.0], version=0)
+    answer = [Origin.TEMPLATE, Origin.ENV, Origin.ENV, Origin.HARNESS]
+    tree.add(action, Kind.OBSERVATION, [4, 5, 6, 7], origin=answer)
+    tree[action].advantage = 0.5
+    tree[2].stop, tree[2].outcome = StopReason.TURNS, Outcome.TRUNCATED
+    (row,) = tree_rows(tree, observed=True)
+    assert row.ids.tolist() == [1, 2, 3, 4, 5, 6, 7]
+    assert (row.targets.tolist(), row.observed.tolist()) == ([2], [4, 5])
 
 
 @given(shapes())

@@ -172,11 +172,16 @@ class LossConfig:
     "of `dense_distillation`: KL(policy ‖ teacher) or KL(teacher ‖ policy)"
     entropy: float = 0.0
     "coefficient of the entropy bonus"
+    entropy_shaping: float = 0.0
+    "of the entropy that is added to advantages, at most half of each; see `losses.penalties.entropy_shaped`"
     kl: float = 0.0
     "coefficient of the k3 penalty to the initial policy"
+    next_observation: float = 0.0
+    "coefficient of predicting what the environment answers, see `losses.supervised.next_observation`"
 
     def __post_init__(self) -> None:
-        _at_least(self, "loss", 0, "horizon", "entropy", "kl", "proximal_decay")
+        _at_least(self, "loss", 0, "horizon", "proximal_decay")
+        _at_least(self, "loss", 0, "entropy", "entropy_shaping", "kl", "next_observation")
         if self.proximal_decay >= 1:
             raise ConfigError(f"loss.proximal_decay must be below 1, got {self.proximal_decay!r}")
         if self.correction_options and not self.correction:
@@ -196,6 +201,8 @@ class OptimiserConfig:
     "of `lr`, where linear, cosine and wsd end"
     decay_updates: int = 0
     "of `wsd`: updates over which the rate falls, the last ones of the run"
+    ess_base: float = 0.0
+    "VCPO: a step whose rollouts have an effective share E of stale weights gets the rate times √min(1, E/ess_base); 1 in the source, 0 leaves it alone; needs loss.proximal"
     weight_decay: float = 0.0
     beta1: float = 0.9
     beta2: float = 0.95
@@ -217,6 +224,8 @@ class OptimiserConfig:
         _at_least(self, "optimiser", 1, "epochs", "minibatches", "micro_tokens")
         if max(self.beta1, self.beta2) >= 1:
             raise ConfigError(f"optimiser.beta1 and beta2 must be below 1, got {self.beta1} and {self.beta2}")
+        if not 0 <= self.ess_base <= 1:
+            raise ConfigError(f"optimiser.ess_base is a share in [0, 1], got {self.ess_base!r}")
         self._check_schedule()
 
     def _check_schedule(self) -> None:
@@ -228,7 +237,9 @@ class OptimiserConfig:
             if getattr(self, name) and self.schedule not in schedules:
                 raise ConfigError(f"optimiser.{name} means nothing to schedule {self.schedule}: leave it out")
         if self.schedule == "wsd" and not self.decay_updates:
-            raise ConfigError("optimiser.schedule wsd needs decay_updates: over how many updates the rate falls")
+            raise ConfigError(
+                "optimiser.schedule wsd needs decay_updates: over how many updates the rate falls"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

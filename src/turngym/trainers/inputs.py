@@ -7,7 +7,7 @@ error at start that names the setting which would bring it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from turngym.errors import ConfigError, TreeError
-from turngym.trainers.config import LossConfig
+from turngym.trainers.config import LossConfig, OptimiserConfig
 from turngym.trainers.losses import Aggregation, Correction, Loss, TokenBatch, check_inputs
+from turngym.trainers.losses.vcpo import sequence_log_weights
 from turngym.trainers.rows import Row, shared_action
 from turngym.tree import Tree
 
@@ -39,6 +40,18 @@ _SETTINGS = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """What is counted over a whole optimiser step, on all ranks, before it is cut into forwards."""
+
+    denominator: float
+    "of the loss"
+    share: float | None = None
+    "effective share of π_θ/μ, for a loss that reads it"
+    observed: float = 0.0
+    "tokens of the environment that are to be predicted"
+
+
 def available(config: LossConfig) -> set[str]:
     """Fields of `TokenBatch` that a learner of this configuration fills for its loss."""
     fields = set(_ALWAYS)
@@ -49,7 +62,7 @@ def available(config: LossConfig) -> set[str]:
     return fields
 
 
-def must_be_met(config: LossConfig, loss: Loss) -> None:
+def must_be_met(config: LossConfig, loss: Loss, optimiser: OptimiserConfig) -> None:
     """Refuse a loss whose inputs are missing, and settings that nothing would read.
 
     Raises:
@@ -61,10 +74,17 @@ def must_be_met(config: LossConfig, loss: Loss) -> None:
             raise ConfigError(f"loss {config.name} needs {name}: set {setting}")
     if config.teacher and not any(reads(loss, name) for name in _SETTINGS if "teacher" in name):
         raise ConfigError(f"loss {config.name} learns from no teacher: leave loss.teacher out")
-    if config.correction and config.proximal not in ("start", "average"):
-        raise ConfigError(
-            f'correction {config.correction} compares trainer and engine: set loss.proximal = "start" (or "average")'
-        )
+    if config.entropy_shaping and not reads(loss, "advantages"):
+        raise ConfigError(f"loss {config.name} takes no advantages: leave loss.entropy_shaping out")
+    anchored = config.proximal in ("start", "average")
+    for name, wanted in (
+        (f"correction {config.correction}", config.correction),
+        ("optimiser.ess_base", optimiser.ess_base),
+    ):
+        if wanted and not anchored:
+            raise ConfigError(
+                f'{name} compares trainer and engine: set loss.proximal = "start" (or "average")'
+            )
     check_inputs(loss, fields)
 
 
@@ -161,6 +181,48 @@ def _rollouts(rows: Sequence[Row]) -> Tensor:
     names: dict[tuple[str, int], int] = {}
     numbers = [names.setdefault((row.rollout_id, row.leaf), len(names)) for row in rows]
     return torch.from_numpy(np.repeat(np.array(numbers, np.int64), [row.targets.size for row in rows]))
+
+
+def rollout_log_weights(rows: Sequence[Row]) -> Tensor:
+    """`(S,)` Σ log π_old − log μ over the trained tokens of each rollout, all its contexts together.
+
+    An action that several rollouts share counts in the first one that holds it.
+    """
+    if not rows:
+        return torch.zeros(0)
+    cpu = torch.device("cpu")
+    behaviour = column(rows, "behaviour_logprobs", cpu)
+    assert behaviour is not None
+    return sequence_log_weights(
+        TokenBatch(
+            logprobs=behaviour,
+            loss_mask=torch.ones_like(behaviour, dtype=torch.bool),
+            denominator=1.0,
+            behaviour_logprobs=behaviour,
+            proximal_logprobs=column(rows, "proximal_logprobs", cpu),
+            sequence_ids=_rollouts(rows),
+        )
+    )
+
+
+def observed_batch(rows: Sequence[Row], logits: Tensor, total: float) -> TokenBatch:
+    """What `next_observation` reads: the `O` observed tokens of the rows and no token of the policy.
+
+    Args:
+        rows: of one forward.
+        logits: `(O, V)` that predict them.
+        total: observed tokens of the whole step, over all forwards and ranks.
+    """
+    ids = np.concatenate([row.ids[row.observed] for row in rows]).astype(np.int64)
+    logprobs = token_logprobs(logits, torch.from_numpy(ids).to(logits.device))
+    everywhere = torch.ones_like(logprobs, dtype=torch.bool)
+    return TokenBatch(
+        logprobs=logprobs,
+        loss_mask=~everywhere,
+        denominator=1.0,
+        observation_mask=everywhere,
+        observation_denominator=max(total, 1.0),
+    )
 
 
 def token_logprobs(logits: Tensor, targets: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """How the rows of a batch become forwards: flat, or packed with every shared token computed once.
 
-The one idea: a layout cuts rows into parts, and a part gives logits for the trained tokens of its rows, in their order.
+The one idea: a layout cuts rows into parts, and a part gives logits for the trained tokens of its rows, in their order,
+and behind them for the observed ones.
 Everything behind the logits is the same for every layout, so a loss can't tell them apart.
 """
 
@@ -38,7 +39,7 @@ class Part(Protocol):
         """What `model` has to be in while `logits` and the backward run."""
 
     def logits(self, model: Any) -> Tensor:
-        """`(M, V)` logits that predict the trained tokens, row by row, in the model's type."""
+        """`(M + O, V)` logits in the model's type: of the trained tokens, row by row, then of the observed ones likewise."""
 
 
 class Layout(Protocol):
@@ -110,8 +111,9 @@ class FlatPart:
         lengths = torch.tensor([r.ids.size for r in self.rows], device=device)
         attention = torch.arange(ids.shape[1], device=device) < lengths[:, None]
         logits = model(input_ids=ids, attention_mask=attention.long(), use_cache=False).logits
-        row = np.repeat(np.arange(len(self.rows)), [r.targets.size for r in self.rows])
-        position = np.concatenate([r.targets for r in self.rows]) - 1
+        places = [r.targets for r in self.rows] + [r.observed for r in self.rows]
+        row = np.repeat(np.tile(np.arange(len(self.rows)), 2), [p.size for p in places])
+        position = np.concatenate(places) - 1
         picked: Tensor = logits[
             torch.from_numpy(row).to(device), torch.from_numpy(position).long().to(device)
         ]

@@ -24,13 +24,16 @@ from turngym.seeding import generator
 from turngym.trainers.anchors import Anchor, Average, initial, teacher
 from turngym.trainers.config import LossConfig, OptimiserConfig, PolicyConfig
 from turngym.trainers.inputs import (
+    Totals,
     column,
     ids_of,
     must_be_met,
     names_of,
     not_finite,
+    observed_batch,
     reads,
     refuse_shared,
+    rollout_log_weights,
     targets_of,
     token_logprobs,
     weighted,
@@ -44,15 +47,18 @@ from turngym.trainers.losses import (
     divergence,
     effective_share,
     entropy_of,
+    entropy_shaped,
     get_correction,
     get_loss,
     get_penalty,
     merge,
+    next_observation,
 )
 from turngym.trainers.losses.base import log_ratio
+from turngym.trainers.losses.vcpo import learning_rate_factor as stale_rate_factor
 from turngym.trainers.ranks import Ranks, whole
 from turngym.trainers.rows import Row, rows_of, signal_only, trained_paths
-from turngym.trainers.schedule import learning_rate_factor, minibatches
+from turngym.trainers.schedule import learning_rate_factor, minibatches, scaled
 from turngym.tree import Tree
 
 
@@ -120,7 +126,7 @@ class Learner:
         self.renderer_hash, self.temperature, self.seed = renderer_hash, temperature, seed
         self.loss_config, self.config = loss, optimiser
         self.loss = get_loss(loss.name, **loss.options)
-        must_be_met(loss, self.loss)
+        must_be_met(loss, self.loss, optimiser)
         self.correction = (
             get_correction(loss.correction, loss=loss.name, **loss.correction_options)
             if loss.correction
@@ -166,13 +172,14 @@ class Learner:
             HarnessFault: for a loss or gradient that is not finite; names the trees. The weights are then unchanged
                 by that step.
         """
-        rows = rows_of(trees, renderer_hash=self.renderer_hash)
+        predicts = bool(self.loss_config.next_observation)
+        rows = rows_of(trees, renderer_hash=self.renderer_hash, observed=predicts)
         if self.aggregation.name == "sequence_mean":
             refuse_shared(trees)
         # Rows without a signal count in denominators, whether or not they are spared the forward pass.
         tokens = round(self.ranks.total(sum(row.targets.size for row in rows)))
         rollouts = round(self.ranks.total(sum(trained_paths(tree) for tree in trees)))
-        if self._needs_advantages and not self.penalties:
+        if self._needs_advantages and not self.penalties and not predicts:
             rows = signal_only(rows)
         lr = self.config.lr * learning_rate_factor(self.config, self.updates_done, self.updates)
         for group in self.optimiser.param_groups:
@@ -228,25 +235,32 @@ class Learner:
         extra: dict[str, float] = {}
         if rows:
             rows, extra = weighted(rows, self.aggregation, self.correction)
-        share = self._effective_share(rows) if self._needs_share else None
+        totals = Totals(
+            denominator=denominator,
+            share=self._effective_share(rows) if self._needs_share else None,
+            observed=self.ranks.total(sum(row.observed.size for row in rows)),
+        )
+        factor = 1.0
+        if self.config.ess_base:
+            log_weights = torch.cat(self.ranks.gather(rollout_log_weights(rows)))
+            extra["learner/lr_factor"] = factor = stale_rate_factor(log_weights, base=self.config.ess_base)
         self.optimiser.zero_grad(set_to_none=True)
-        parts = self._backward(rows, denominator, share)
+        parts = self._backward(rows, totals)
         self.ranks.sum_gradients()
         limit = self.config.grad_clip or math.inf
         norm = float(whole(torch.nn.utils.clip_grad_norm_(self.parameters, limit)))
         if not math.isfinite(norm):
             raise HarnessFault(
                 f"the gradient's norm is {norm} at update {self.updates_done}, "
-                f"{self._culprits(rows, denominator, share)}: nothing was changed"
+                f"{self._culprits(rows, totals)}: nothing was changed"
             )
-        self.optimiser.step()
+        with scaled(self.optimiser, factor):
+            self.optimiser.step()
         if self._average is not None:
             self._average.step()
         return merge([part for theirs in self.ranks.gather(parts) for part in theirs]) | extra, norm
 
-    def _backward(
-        self, rows: Sequence[Row], denominator: float, share: float | None
-    ) -> list[dict[str, float]]:
+    def _backward(self, rows: Sequence[Row], totals: Totals) -> list[dict[str, float]]:
         """Add the gradient of `rows` to the parameters'. Returns the statistics of each forward."""
         statistics = []
         for part in self._parts(rows):
@@ -254,7 +268,7 @@ class Learner:
                 self._idle().backward()  # type: ignore[no-untyped-call]
                 continue
             with part.attention(self.model):
-                loss, said = self._forward(part, denominator, share)
+                loss, said = self._forward(part, totals)
                 if not torch.isfinite(loss):
                     raise HarnessFault(
                         f"the loss is {loss.item()} at update {self.updates_done}, in {names_of(part.rows)}: nothing was changed"
@@ -273,25 +287,29 @@ class Learner:
         logits: Tensor = self.model(input_ids=ids, use_cache=False).logits
         return logits.sum() * 0.0
 
-    def _forward(
-        self, part: Part, denominator: float, share: float | None = None
-    ) -> tuple[Tensor, dict[str, float]]:
-        device, rows = self.parameters[0].device, part.rows
-        logits = self._target_logits(self.model, part)
+    def _forward(self, part: Part, totals: Totals) -> tuple[Tensor, dict[str, float]]:
+        config, device, rows = self.loss_config, self.parameters[0].device, part.rows
         targets = targets_of(rows, device)
+        logits, answers = self._target_logits(self.model, part).tensor_split([targets.numel()])
         logprobs = token_logprobs(logits, targets)
+        advantages, shaping = column(rows, "advantages", device), {}
+        entropy = entropy_of(logits) if config.entropy else None
+        if config.entropy_shaping:
+            assert advantages is not None
+            doubt = entropy_of(logits.detach()) if entropy is None else entropy
+            advantages, shaping = entropy_shaped(advantages, doubt, scale=config.entropy_shaping)
         batch = TokenBatch(
             logprobs=logprobs,
             loss_mask=torch.ones_like(logprobs, dtype=torch.bool),
-            denominator=denominator,
+            denominator=totals.denominator,
             behaviour_logprobs=column(rows, "behaviour_logprobs", device),
             proximal_logprobs=self._proximal(rows, logprobs),
-            advantages=column(rows, "advantages", device),
+            advantages=advantages,
             weights=column(rows, "weights", device),
             lower_clip_extra=column(rows, "lower_clip_extra", device),
             reference_logprobs=self._logprobs_of(self._reference, part, targets),
-            entropy=entropy_of(logits) if self.loss_config.entropy else None,
-            effective_share=share,
+            entropy=entropy,
+            effective_share=totals.share,
             **ids_of(rows, device),
             **self._graded(part, logits, targets),
         )
@@ -301,9 +319,16 @@ class Learner:
                 term, more = penalty(batch)
                 loss = loss + coefficient * term
                 statistics |= more
+            if config.next_observation:
+                # what the environment says was sampled at no temperature
+                term, more = next_observation(
+                    observed_batch(rows, answers * self.temperature, totals.observed)
+                )
+                loss = loss + config.next_observation * term
+                statistics = more | statistics
         except HarnessFault as error:
             raise HarnessFault(f"{error}; they are in {names_of(not_finite(rows, logprobs))}") from error
-        return loss, statistics
+        return loss, statistics | shaping
 
     # ------------------------------------------------------------------ other policies
 
@@ -345,7 +370,7 @@ class Learner:
         if self._teacher is None:
             return {}
         with torch.no_grad(), self._teacher() as model, part.attention(model):
-            theirs = self._target_logits(model, part)
+            theirs = self._target_logits(model, part)[: targets.numel()]
         gap = divergence(logits, theirs, direction=self.loss_config.teacher_direction)
         return {"teacher_logprobs": token_logprobs(theirs, targets), "teacher_divergence": gap}
 
@@ -354,7 +379,7 @@ class Learner:
         if anchor is None:
             return None
         with torch.no_grad(), anchor() as model, part.attention(model):
-            return token_logprobs(self._target_logits(model, part), targets)
+            return token_logprobs(self._target_logits(model, part)[: targets.numel()], targets)
 
     def _effective_share(self, rows: Sequence[Row]) -> float:
         """Of π_θ/μ over all trained tokens of the step, on all ranks."""
@@ -371,13 +396,13 @@ class Learner:
         return effective_share(torch.cat([log for theirs in self.ranks.gather(logs) for log in theirs]))
 
     def _target_logits(self, model: Any, part: Part) -> Tensor:
-        """`(M, V)` logits, float32 or wider, that predict the trained tokens, divided by the sampling temperature."""
+        """`(M + O, V)` logits of a part, float32 or wider, divided by the sampling temperature."""
         logits = part.logits(model)
         return logits.to(torch.promote_types(logits.dtype, torch.float32)) / self.temperature
 
     # ------------------------------------------------------------------ faults and checkpoints
 
-    def _culprits(self, rows: Sequence[Row], denominator: float, share: float | None) -> str:
+    def _culprits(self, rows: Sequence[Row], totals: Totals) -> str:
         """Whose gradient is not finite when it is computed alone."""
         if self.ranks.size > 1:
             return f"in one of {names_of(rows)} or of another rank"
@@ -385,7 +410,7 @@ class Learner:
         for name in dict.fromkeys(row.rollout_id for row in rows):
             own = [row for row in rows if row.rollout_id == name]
             self.optimiser.zero_grad(set_to_none=True)
-            self._backward(own, denominator, share)
+            self._backward(own, totals)
             if not all(bool(torch.isfinite(p.grad).all()) for p in self.parameters if p.grad is not None):
                 found += own
         self.optimiser.zero_grad(set_to_none=True)

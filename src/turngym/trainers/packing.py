@@ -53,10 +53,10 @@ class Pack:
 
     @property
     def sources(self) -> IntArray:
-        """`(M,)` where each trained token is predicted from, over the rows' targets one after the other."""
-        return np.concatenate(
-            [path[row.targets - 1] for row, path in zip(self.rows, self.paths, strict=True)]
-        )
+        """`(M + O,)` where tokens are predicted from: the rows' targets one after the other, then what they observed."""
+        targets = [path[row.targets - 1] for row, path in zip(self.rows, self.paths, strict=True)]
+        observed = [path[row.observed - 1] for row, path in zip(self.rows, self.paths, strict=True)]
+        return np.concatenate(targets + observed)
 
 
 def pack(rows: Sequence[Row], tokens: int) -> list[Pack]:

@@ -6,19 +6,22 @@ it; later rows that share it carry it as context only. So the sum over rows is t
 branching, and a rollout's weight does not depend on the number of its contexts.
 
 A prefix that several rows share is computed in each of them; no layout here avoids that.
+
+Where the learner also learns to predict the environment (`next_observation`), a row names the tokens that the
+environment said in answer to an action, each in one row as well, and goes on to the answer to its last trained action.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
 from turngym.errors import ConfigError, TreeError
 from turngym.trainers.credit import LOWER_CLIP_EXTRA
-from turngym.tree import Node, Tree
+from turngym.tree import Node, Origin, Tree
 from turngym.types import FloatArray, IntArray
 
 
@@ -48,9 +51,11 @@ class Row:
     "`(M,)` of the policy that ratios are taken against, where a learner computed them"
     weights: FloatArray | None = None
     "`(M,)` factor of each token's loss, where a learner computed it"
+    observed: IntArray = field(default_factory=lambda: np.empty(0, np.int32))
+    "`(O,)` positions in `ids` of what the environment answered to an action, ascending, where a learner predicts it"
 
 
-def rows_of(trees: Iterable[Tree], *, renderer_hash: str) -> list[Row]:
+def rows_of(trees: Iterable[Tree], *, renderer_hash: str, observed: bool = False) -> list[Row]:
     """The rows of every tree, as `tree_rows` gives them.
 
     Raises:
@@ -63,14 +68,18 @@ def rows_of(trees: Iterable[Tree], *, renderer_hash: str) -> list[Row]:
                 f"{tree.rollout_id} was rendered by {tree.renderer_hash or 'nobody'}, this policy renders as {renderer_hash}: "
                 "train on trees that were sampled with the same tokenizer and template"
             )
-        rows += tree_rows(tree)
+        rows += tree_rows(tree, observed=observed)
     return rows
 
 
-def tree_rows(tree: Tree) -> list[Row]:
+def tree_rows(tree: Tree, *, observed: bool = False) -> list[Row]:
     """The rows of one scored tree; actions whose advantage is None are not trained, rows without any are left out.
 
     A path that ended in a fault trains nothing of its own, whatever advantage stands there.
+
+    Args:
+        tree: with advantages.
+        observed: whether rows name the answers of the environment; without it they end with their last trained action.
 
     Raises:
         TreeError: where an action stands at the very start of a context: nothing predicts its first token.
@@ -83,18 +92,29 @@ def tree_rows(tree: Tree) -> list[Row]:
             trained = [n for n in nodes if n.is_action and n.index not in owned and n.advantage is not None]
             trained = [n for n in trained if n.loss_mask.any()]
             if trained:
-                owned.update(n.index for n in trained)
-                rows.append(_row(nodes, {n.index for n in trained}, leaf))
+                nodes = nodes[: nodes.index(trained[-1]) + 1 + observed]
+                answers = [n for n in _answers(nodes) if n.index not in owned] if observed else []
+                names = {n.index for n in trained}, {n.index for n in answers}
+                owned.update(*names)
+                rows.append(_row(nodes, *names, leaf))
     return rows
 
 
-def _row(nodes: Sequence[Node], trained: set[int], leaf: int) -> Row:
-    last = max(i for i, node in enumerate(nodes) if node.index in trained)
+def _answers(nodes: Sequence[Node]) -> list[Node]:
+    """The observations behind the first action of a context, with those of the harness and the template."""
+    first = next(i for i, node in enumerate(nodes) if node.is_action)
+    return [node for node in nodes[first:] if not node.is_action]
+
+
+def _row(nodes: Sequence[Node], trained: set[int], answers: set[int], leaf: int) -> Row:
     spans: list[IntArray] = []
     columns: list[tuple[npt.NDArray[np.int64], FloatArray, FloatArray, FloatArray, IntArray, IntArray]] = []
+    observed: list[npt.NDArray[np.int64]] = [np.empty(0, np.int64)]
     start = 0
-    for node in nodes[: last + 1]:
+    for node in nodes:
         spans.append(node.ids)
+        if node.index in answers:
+            observed.append(start + np.flatnonzero(node.origin == Origin.ENV))
         if node.index in trained:
             mask = node.loss_mask
             count = int(mask.sum())
@@ -125,6 +145,7 @@ def _row(nodes: Sequence[Node], trained: set[int], leaf: int) -> Row:
         version=version,
         nodes=owners,
         leaf=leaf,
+        observed=np.concatenate(observed).astype(np.int32),
     )
 
 

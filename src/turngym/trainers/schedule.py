@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
+import torch
 
 from turngym.trainers.config import OptimiserConfig
 from turngym.trainers.rows import Row
@@ -46,6 +48,19 @@ def _inverse_sqrt(since: int, timescale: int) -> float:
 def _cosine(left: float) -> float:
     """Half a cosine, from 1 where everything is left down to 0."""
     return 0.5 * (1 - math.cos(math.pi * left))
+
+
+@contextmanager
+def scaled(optimiser: torch.optim.Optimizer, factor: float) -> Iterator[None]:
+    """The optimiser with its learning rates times `factor`, for one step."""
+    rates = [group["lr"] for group in optimiser.param_groups]
+    try:
+        for group, rate in zip(optimiser.param_groups, rates, strict=True):
+            group["lr"] = rate * factor
+        yield
+    finally:
+        for group, rate in zip(optimiser.param_groups, rates, strict=True):
+            group["lr"] = rate
 
 
 def minibatches(rows: Sequence[Row], parts: int, rng: np.random.Generator) -> list[list[Row]]:

@@ -13,6 +13,7 @@ from turngym.trainers.losses import (
     TokenBatch,
     entropy_bonus,
     entropy_of,
+    entropy_shaped,
     get_loss,
     get_penalty,
     kl,
@@ -183,6 +184,18 @@ def test_kl_penalty_reads_the_reference():
     value, statistics = kl_penalty(tokens, estimator="k2")
     assert float(value) == statistics["loss/kl"] == pytest.approx(0.25)
     assert statistics["kl/reference_k3"] == pytest.approx((math.exp(-1) + 1 - 1) / 2)
+
+
+def test_entropy_shaping_adds_the_doubt_and_turns_no_sign():
+    # α = .4, κ = 2: min(.4·H, |A|/2) = min(.4, .5), min(.4, .5), min(.8, .1), 0, min(0, .5)
+    advantages = torch.tensor([1.0, -1.0, -0.2, 0.0, 1.0])
+    entropy = torch.tensor([1.0, 1.0, 2.0, 3.0, 0.0], requires_grad=True)
+    shaped, statistics = entropy_shaped(advantages, entropy, scale=0.4)
+    assert shaped.tolist() == pytest.approx([1.4, -0.6, -0.1, 0.0, 1.0])
+    assert statistics == {"entropy/shaping": pytest.approx(0.18)}  # (.4 + .4 + .1) / 5
+    assert not shaped.requires_grad
+    with pytest.raises(ConfigError, match="cap > 1"):
+        entropy_shaped(advantages, entropy, scale=0.4, cap=1.0)
 
 
 def test_entropy_of_a_distribution():

@@ -13,7 +13,7 @@ from turngym.trainers.losses.decoupled import between, decoupled_ppo
 from turngym.trainers.losses.distillation import TeacherTopK, dense_distillation, distillation, divergence
 from turngym.trainers.losses.gspo import gspo, tbpo
 from turngym.trainers.losses.mismatch import Correction, corrected
-from turngym.trainers.losses.penalties import entropy_bonus, entropy_of, kl, kl_penalty
+from turngym.trainers.losses.penalties import entropy_bonus, entropy_of, entropy_shaped, kl, kl_penalty
 from turngym.trainers.losses.policy_gradient import pg, ppo
 from turngym.trainers.losses.registry import (
     CORRECTIONS,
@@ -48,6 +48,7 @@ __all__ = [
     "effective_share",
     "entropy_bonus",
     "entropy_of",
+    "entropy_shaped",
     "get_correction",
     "get_loss",
     "get_penalty",

@@ -1,4 +1,4 @@
-"""Terms that are added to a policy loss: distance to a reference policy, and entropy.
+"""Terms that are added to a policy loss (distance to a reference policy, entropy) or to its advantages (entropy).
 
 The one idea: a KL divergence is estimated from the tokens that were sampled, by one of Schulman's three
 estimators ("Approximating KL divergence", joschu.net/blog/kl-approx.html). Which of them makes a good *loss* is
@@ -7,11 +7,13 @@ another question than which makes a good estimate, and `kl_penalty` says so.
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from turngym.errors import ConfigError
 from turngym.trainers.losses.base import TokenBatch, Trained, log_ratio, means
 from turngym.trainers.options import checked
 
@@ -87,6 +89,38 @@ def entropy_bonus(batch: TokenBatch) -> tuple[Tensor, dict[str, float]]:
         "tokens/trained": float(len(trained)),
         **means(**averages),
     }
+
+
+def entropy_shaped(
+    advantages: Tensor, entropy: Tensor, *, scale: float, cap: float = 2.0
+) -> tuple[Tensor, dict[str, float]]:
+    """`(N,)` advantages plus what the policy's doubt at each token is worth: A + min(scale · H, |A| / cap), without a gradient.
+
+    Where the policy was unsure, success is praised more and failure blamed less. With cap > 1 no advantage changes
+    its sign, and one of 0 stays 0, so a rollout without a signal teaches nothing here either.
+
+    Biased: what is added depends on the token, so it is no baseline.
+
+    Source: MSSR (arXiv:2512.18215), from its released code, which the paper calls necessary with one rollout a task;
+    scale 0.4 and cap 2 there. A summary of the paper has the two constants the other way round. The code estimates H from the
+    sampled token alone; here it is the entropy of the distribution, as in the paper.
+
+    Args:
+        advantages: `(N,)`.
+        entropy: `(N,)` in nats, see `entropy_of`.
+        scale: α, above 0.
+        cap: κ, above 1.
+
+    Returns:
+        the advantages, and `entropy/shaping`, the mean of what was added.
+
+    Raises:
+        ConfigError: for numbers out of range.
+    """
+    if not (0 < scale < math.inf and 1 < cap < math.inf):
+        raise ConfigError(f"entropy_shaped needs scale > 0 and cap > 1, got scale={scale}, cap={cap}")
+    added = torch.minimum(scale * entropy.detach(), advantages.abs() / cap)
+    return advantages + added, means(**{"entropy/shaping": added})
 
 
 def entropy_of(logits: Tensor) -> Tensor:

@@ -2,7 +2,8 @@
 
 The one idea: the effective sample size of the sequences' weights says how many rollouts a batch is worth. An update that
 rests on few takes a smaller step, and the baseline that minimises the variance weighs each rollout by its squared weight
-and gradient norm. Both are numbers for the learner; the loss is an unclipped `ppo` (`clip_low` 1, `clip_high` wide, no
+and gradient norm. The first is `optimiser.ess_base` of a run, the second a number for callers of their own, since a norm
+of the gradient a rollout takes a backward each; the loss is an unclipped `ppo` (`clip_low` 1, `clip_high` wide, no
 dual clip) with the correction `sequence_tis` at cap 8, aggregated by `sequence_mean`.
 
 Source: VCPO's released code.
@@ -40,7 +41,7 @@ def sequence_log_weights(batch: TokenBatch) -> Tensor:
 
 
 def learning_rate_factor(log_weights: Tensor, *, base: float = 1.0) -> float:
-    """√min(1, E/base) with E the effective share of the sequences: multiply the learning rate of this step by it.
+    """√min(1, E/base) with E the effective share of the sequences: multiply the learning rate of this step by it, and of no other.
 
     Args:
         log_weights: `(B,)` of every sequence of the step, over all ranks.
