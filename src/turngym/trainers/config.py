@@ -144,6 +144,8 @@ class CreditConfig:
     "see `trainers.credit`"
     options: Mapping[str, Any] = field(default_factory=dict)
     "options of the rule"
+    shaping: Mapping[str, Any] = field(default_factory=dict)
+    "what is added to returns before the rule, a table of options each: see `trainers.credit.shaping`"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -44,6 +44,7 @@ from turngym.tasks.task import procedural
 from turngym.trainers.checkpoint import must_match, newest_checkpoint, save_checkpoint
 from turngym.trainers.config import TrainConfig
 from turngym.trainers.credit import NEEDS_STATE_KEYS, apply, get_rule
+from turngym.trainers.credit.shaping import Shaping
 from turngym.trainers.evaluate import Evaluation, evaluate
 from turngym.trainers.learner import Learner, with_adapter
 from turngym.trainers.ledger import PromptLedger
@@ -100,6 +101,7 @@ class Trainer:
         rollout, seed = config.rollout, config.run.seed
         self.plan = make_plan(rollout.plan, **rollout.plan_options)
         self.rule = get_rule(config.credit.rule, **config.credit.options)
+        self.shaping = Shaping(config.credit.shaping)
         self.tree_budget = TreeBudget(
             leaves=rollout.leaves or None,
             policy_tokens=rollout.policy_tokens or None,
@@ -108,7 +110,7 @@ class Trainer:
         self.options = LoopOptions(
             budget=rollout.budget,
             temperature=rollout.temperature,
-            state_keys=config.credit.rule in NEEDS_STATE_KEYS,
+            state_keys=config.credit.rule in NEEDS_STATE_KEYS or self.shaping.needs_state_keys,
         )
         folds = ("train", "test") if config.tasks.folds else (None, None)
         # Without folds, the names of the roots keep training and held-out seeds apart.
@@ -200,7 +202,8 @@ class Trainer:
         started = time.monotonic()
         trees, faults = await self._grow_batch()
         grown = time.monotonic()
-        metrics = rollout_metrics(trees) | {"faults/paths": float(faults)} | apply(self.rule, trees)
+        metrics = rollout_metrics(trees) | {"faults/paths": float(faults)} | self.shaping(trees)
+        metrics |= apply(self.rule, trees)
         self.events.on(TreesGrown(self.update + 1, "train", trees))
         self.events.on(PhaseStarted("update"))
         metrics |= self.learner.update(trees)
@@ -297,6 +300,7 @@ class Trainer:
                 "train_seconds": self.train_seconds,
                 "warmed": self.warmed,
                 "ledger": self.ledger.state(),
+                "shaping": self.shaping.state(),
                 "config": self.config.to_mapping(),
             }
             (folder / "run.json").write_text(json.dumps(counters, indent=1), encoding="utf-8")
@@ -322,6 +326,7 @@ class Trainer:
         load_weights(self.policy, newest / "policy")
         self.learner.load(torch.load(newest / "state.pt", weights_only=True))
         self.ledger.load(counters["ledger"])
+        self.shaping.load(counters["shaping"])
         self.update, self.env_steps = counters["update"], counters["env_steps"]
         self.policy_tokens, self.train_seconds = counters["policy_tokens"], counters["train_seconds"]
         self.warmed = counters["warmed"]

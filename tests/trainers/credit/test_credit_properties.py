@@ -19,7 +19,7 @@ every_rule = pytest.mark.parametrize("name", ANY_RETURN)
 LINEAR = ("dr_grpo", "rloo", "tree", "vine", "returns_to_go", "otb", "gigpo", "tree_rl", "spo")
 NORMALISED = (
     *("grpo", "tree_grpo", "elpo", "trace", "tree_po", "appo", "logo", "murphy", "ui_s1"),
-    *("reinforce_pp", "reinforce_pp_baseline"),
+    *("reinforce_pp", "reinforce_pp_baseline", "unique"),
 )
 ABSOLUTE = ("pvpo", "v_half", "returns_to_go", "turn_gae", "murphy")
 OLDEST_FIRST = ("appo", "logo")

@@ -6,7 +6,7 @@
 `base.py` says what counts, each rule has its formula in its docstring, `registry.py` has the names. By what a rule
 compares:
 
-    whole paths         grpo.py (also Spark, ARPO, SUPO, MemAgent), median.py; over a batch: reinforce.py
+    whole paths         grpo.py (also Spark, ARPO, SUPO, MemAgent), median.py, strategies.py; over a batch: reinforce.py
     a known value       prior.py (of the task), turns.py (of the state), tokens.py (before each token)
     turns               turns.py, otb.py, gigpo.py (same state), semi_online.py (same turn)
     branches of a fork  tree_rloo.py, vine.py, subtrees.py, tree_grpo.py, elpo.py, murphy.py, logo.py, appo.py

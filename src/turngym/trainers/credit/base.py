@@ -7,6 +7,7 @@ counts once, into however many contexts it was split.
 
 Returns are sums of rewards without a discount, rounded once (`math.fsum`), so two paths with the same rewards in
 another order have the same return to the last bit, and a group of equal returns is told from one with float noise.
+What shaping wrote at a leaf is one more reward there.
 """
 
 from __future__ import annotations
@@ -30,6 +31,9 @@ Truncated = Literal["mask", "fail"]
 
 Std = Literal["unbiased", "population"]
 """Divide the squared deviations by G − 1, or by G."""
+
+SHAPING = "shaping"
+"""Key of `node.metrics` at a leaf: what is added to the return of its path for training (`shaping.py`)."""
 
 _EPSILON = 1e-6
 
@@ -253,6 +257,7 @@ def read_paths(tree: Tree, rule: str, truncated: Truncated) -> Paths:
     """
     parent, _, kind, _, reward, *_ = tree.columns()
     leaves, returns, masked, void = [], [], [], 0
+    shaping = np.zeros(len(tree))
     trained = np.zeros(len(tree), np.bool_)
     for leaf in tree.leaves:
         stop = tree[leaf].stop
@@ -265,8 +270,9 @@ def read_paths(tree: Tree, rule: str, truncated: Truncated) -> Paths:
             void += 1
             continue
         path = tree.path(leaf)
+        shaping[leaf] = tree[leaf].metrics.get(SHAPING, 0.0)
         leaves.append(leaf)
-        returns.append(_path_return(tree, rule, leaf, reward[path], needed=not stop.is_budget))
+        returns.append(_path_return(tree, rule, leaf, reward[path], shaping[leaf], needed=not stop.is_budget))
         masked.append(truncated == "mask" and stop.is_budget and tree[leaf].outcome is not Outcome.SUCCESS)
         if not masked[-1]:
             trained[path] = True
@@ -274,7 +280,7 @@ def read_paths(tree: Tree, rule: str, truncated: Truncated) -> Paths:
         tree=tree,
         rule=rule,
         parent=parent.tolist(),
-        reward=np.nan_to_num(reward, nan=0.0),
+        reward=np.nan_to_num(reward, nan=0.0) + shaping,
         leaves=leaves,
         returns=np.array(returns, np.float64),
         masked=np.array(masked, np.bool_),
@@ -284,7 +290,7 @@ def read_paths(tree: Tree, rule: str, truncated: Truncated) -> Paths:
     )
 
 
-def _path_return(tree: Tree, rule: str, leaf: int, rewards: Array, *, needed: bool) -> float:
+def _path_return(tree: Tree, rule: str, leaf: int, rewards: Array, shaping: float, *, needed: bool) -> float:
     emitted = rewards[~np.isnan(rewards)].tolist()
     if needed and not emitted:  # a budget can cut a path before its first action; it has earned nothing then
         raise CreditError(
@@ -292,7 +298,7 @@ def _path_return(tree: Tree, rule: str, leaf: int, rewards: Array, *, needed: bo
             "not scored is not 0: write the reward first"
         )
     try:
-        total = math.fsum(emitted)
+        total = math.fsum([*emitted, shaping])
     except OverflowError:
         total = math.inf
     if not math.isfinite(total):

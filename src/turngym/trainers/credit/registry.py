@@ -23,6 +23,7 @@ from turngym.trainers.credit.otb import otb
 from turngym.trainers.credit.prior import pvpo, v_half
 from turngym.trainers.credit.reinforce import reinforce_pp, reinforce_pp_baseline
 from turngym.trainers.credit.semi_online import ui_s1
+from turngym.trainers.credit.strategies import unique
 from turngym.trainers.credit.subtrees import spo, trace, tree_po, tree_rl, tree_rpo
 from turngym.trainers.credit.tree_grpo import tree_grpo
 from turngym.trainers.credit.tree_rloo import tree_rloo
@@ -46,6 +47,7 @@ TREE_RULES: Mapping[str, Callable[..., Credit]] = MappingProxyType(
         "returns_to_go": returns_to_go,
         "turn_gae": turn_gae,
         "gigpo": gigpo,
+        "unique": unique,
         "ui_s1": ui_s1,
         "tree": tree_rloo,
         "graph": graph,
@@ -69,8 +71,8 @@ BATCH_RULES: Mapping[str, Callable[..., list[Credit]]] = MappingProxyType(
 )
 """Rules that look at all trees of an update at once."""
 
-NEEDS_STATE_KEYS = frozenset({"gigpo", "graph"})
-"""Rules that compare what was done in the same state; roll out with `LoopOptions.state_keys`."""
+NEEDS_STATE_KEYS = frozenset({"gigpo", "graph", "unique"})
+"""Rules that look at the states that were reached; roll out with `LoopOptions.state_keys`."""
 
 RULES: Mapping[str, Callable[..., Any]] = MappingProxyType({**TREE_RULES, **BATCH_RULES})
 """Every credit rule by its name; options are the keyword-only parameters."""

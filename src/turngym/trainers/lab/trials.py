@@ -91,7 +91,7 @@ TRIALS: Mapping[str, Trial] = MappingProxyType(
         "returns_to_go": Trial(rule="returns_to_go", claim="unbiased"),
         "turn_gae_mc": Trial(rule="turn_gae", options={"gamma": 1.0, "lam": 1.0}, claim="unbiased"),
         "dr_grpo": Trial(rule="dr_grpo", claim="scaled"),
-        **_group("grpo", "mc_grpo", "v_half", "turn_gae", "gigpo", "ui_s1", "otb"),
+        **_group("grpo", "mc_grpo", "v_half", "turn_gae", "gigpo", "unique", "ui_s1", "otb"),
         "graph": Trial(rule="graph", plan="coin"),
         "graph_group": Trial(rule="graph"),
         **_group("reinforce_pp", "reinforce_pp_baseline"),
