@@ -73,6 +73,21 @@ def test_a_resumed_run_is_the_uninterrupted_run(tmp_path: Path) -> None:
     assert weights(tmp_path / "a", 2) != weights(tmp_path / "a", 4)
 
 
+def test_what_shaping_remembers_is_resumed_and_weighs_in_the_update(tmp_path: Path) -> None:
+    """Two tasks, played in every update, so that the second one meets the failures of the first."""
+    one = ["run.updates=1", "run.checkpoint_every=1", "run.evaluate_every=9", "tasks.held_out=2"]
+    two = [*one, "run.updates=2", "tasks.train=2"]
+    shaped = small(*two, "credit.shaping.meds={by='actions', scale=0.3}", "loss.next_observation=0.1")
+    straight = Recorder()
+    train(shaped, folder=tmp_path / "a", listeners=[straight])
+    train(shaped.override(one[:1]), folder=tmp_path / "b")
+    train(shaped, folder=tmp_path / "b", resume=True)
+    assert weights(tmp_path / "a", 2) == weights(tmp_path / "b", 2)
+    penalties = [straight.metrics()[update]["shaping/meds"] for update in (1, 2)]
+    assert penalties[0] == 0 > penalties[1]
+    assert straight.metrics()[2]["tokens/observation"] > 0
+
+
 def test_no_task_is_lost_or_repeated_across_a_resume(tmp_path: Path) -> None:
     first, second = Recorder(), Recorder()
     config = small("tasks.train=8")

@@ -292,7 +292,8 @@ class Learner:
         targets = targets_of(rows, device)
         logits, answers = self._target_logits(self.model, part).tensor_split([targets.numel()])
         logprobs = token_logprobs(logits, targets)
-        advantages, shaping = column(rows, "advantages", device), {}
+        advantages = column(rows, "advantages", device)
+        shaping: dict[str, float] = {}
         entropy = entropy_of(logits) if config.entropy else None
         if config.entropy_shaping:
             assert advantages is not None
