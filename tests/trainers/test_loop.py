@@ -74,10 +74,11 @@ def test_a_resumed_run_is_the_uninterrupted_run(tmp_path: Path) -> None:
 
 
 def test_what_shaping_remembers_is_resumed_and_weighs_in_the_update(tmp_path: Path) -> None:
-    """Two tasks, played in every update, so that the second one meets the failures of the first."""
+    """Two short tasks, played in every update, so that the second one meets the failures of the first."""
     one = ["run.updates=1", "run.checkpoint_every=1", "run.evaluate_every=9", "tasks.held_out=2"]
-    two = [*one, "run.updates=2", "tasks.train=2"]
-    shaped = small(*two, "credit.shaping.meds={by='actions', scale=0.3}", "loss.next_observation=0.1")
+    short = ["tasks.options={rooms=3, one_way=1, decoys=0, slack=0}", "rollout.plan_options={size=8}"]
+    two = [*one, *short, "run.updates=2", "tasks.train=2"]
+    shaped = small(*two, "credit.shaping.meds={by='states', scale=0.3}", "loss.next_observation=0.1")
     straight = Recorder()
     train(shaped, folder=tmp_path / "a", listeners=[straight])
     train(shaped.override(one[:1]), folder=tmp_path / "b")

@@ -96,7 +96,8 @@ def state_keys(paths: Paths) -> dict[int, str]:
 
 def _same_state(paths: Paths) -> list[list[int]]:
     """The actions on paths that count, by the state they were taken in."""
-    keys, groups, children = state_keys(paths), defaultdict(list), paths.children()
+    keys, children = state_keys(paths), paths.children()
+    groups: dict[str, list[int]] = defaultdict(list)
     for node, key in keys.items():
         groups[key] += [child for child in children[node] if paths.is_action[child]]
     return list(groups.values())
