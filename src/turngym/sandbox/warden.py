@@ -39,6 +39,7 @@ _MNT_DETACH = 2
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
 _PREFIX = struct.Struct("<II")
 _END_WITHIN_S = 1.0
+_MAX_WORDS = 1 << 17
 _NEVER = float("inf")
 _SIGNALS = (signal.SIGINT, signal.SIGHUP)
 
@@ -62,6 +63,84 @@ class Lease:
         os.killpg(self.pid, signal.SIGKILL)
 
 
+class Starter:
+    """A process in control groups of its own that waits for what it is to run.
+
+    The kernel moves a process into a control group only after a grace period of ten milliseconds or so. So the next
+    sandbox's process is moved while nobody waits for it.
+    """
+
+    def __init__(self, name: str, user: int | None) -> None:
+        """Fork it.
+
+        Args:
+            name: of its control groups.
+            user: the id that it gives itself before it runs anything; None for the present one.
+        """
+        self.groups = _make_groups(name)
+        self._door, inner = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.pid = os.fork()
+        if self.pid == 0:
+            self._door.close()
+            _run_when_told(inner, self.groups, user)
+        inner.close()
+        os.setpgid(self.pid, self.pid)
+
+    def run(self, argv: list[str], stdin: int, stderr: int, *, memory_mib: int, pids: int) -> None:
+        """Limit the groups and let the process become `argv`.
+
+        Raises:
+            OSError: it has ended, or the groups refuse the limits.
+        """
+        _limit_groups(self.groups, memory_mib, pids)
+        with self._door:
+            socket.send_fds(self._door, [json.dumps(argv).encode()], [stdin, stderr])
+
+    def discard(self) -> None:
+        """End it, and wait until it is gone."""
+        self._door.close()
+        os.waitpid(self.pid, 0)
+
+
+def _run_when_told(door: socket.socket, groups: list[Path], user: int | None) -> None:
+    try:
+        signal.set_wakeup_fd(-1)
+        for number in (*_SIGNALS, signal.SIGTERM, signal.SIGCHLD):
+            signal.signal(number, signal.SIG_DFL)
+        trouble = _join(groups)
+        words, fds, _, _ = socket.recv_fds(door, _MAX_WORDS, 2)
+        if not words:
+            os._exit(0)  # the warden is gone, or needs no more sandboxes
+        stdin, stderr = fds
+        os.dup2(stdin, 0)
+        os.dup2(stderr, 1)
+        os.dup2(stderr, 2)
+        for fd in fds:
+            os.close(fd)
+        if trouble is not None:
+            raise trouble
+        if user is not None:
+            os.setgroups([])
+            os.setresgid(user, user, user)
+            os.setresuid(user, user, user)
+        argv = json.loads(words)
+        os.execv(argv[0], argv)
+    except OSError as error:
+        os.write(2, f"can't start bwrap: {error}\n".encode())
+    finally:
+        os._exit(126)
+
+
+def _join(groups: list[Path]) -> OSError | None:
+    """Move the caller into `groups`; returns why that failed, for when somebody listens."""
+    try:
+        for group in groups:
+            (group / "cgroup.procs").write_text("0")
+    except OSError as error:
+        return error
+    return None
+
+
 class Warden:
     """The loop."""
 
@@ -82,6 +161,8 @@ class Warden:
         self.home = _make_home(Path(config["state_dir"]))
         self.user = unused_id() if os.geteuid() == 0 else None
         self.prefix = config["prefix"]
+        self.starter: Starter | None = None
+        self.started = 0
         self.unstage: Callable[[], object] = lambda: None
         _copy_inside(Path(config["inside"]), self.home / "inside", config["python"])
         self.staged = self._stage() if self.user is not None else self.prefix
@@ -109,6 +190,7 @@ class Warden:
         """Run until the owner is gone, then end every sandbox."""
         try:
             self._say({"ready": True, "inside": str(self.home / "inside"), "prefix": self.staged})
+            self._next_starter()
             while True:
                 sources = [self.control.fileno(), self.owner, self.wakeup]
                 ready, _, _ = select.select(sources, [], [], self._patience())
@@ -161,6 +243,8 @@ class Warden:
                     self._say({"call": call, "pid": self.leases[request["lease"]].pid})
                 except OSError as error:
                     self._say({"call": call, "fault": str(error)})
+                with contextlib.suppress(OSError):  # the next request tries again, and says so
+                    self._next_starter()
             case "renew":
                 now = time.monotonic()
                 for number in request["leases"]:
@@ -179,35 +263,29 @@ class Warden:
     def _start(self, request: dict[str, Any]) -> Lease:
         stdin, stderr = self.fds[:2]
         del self.fds[:2]
-        groups = _make_groups(
-            f"turngym-{os.getpid()}-{request['lease']}", request["memory_mib"], request["pids"]
-        )
-        pid = os.fork()
-        if pid == 0:
-            try:
-                os.setpgid(0, 0)
-                for group in groups:
-                    (group / "cgroup.procs").write_text("0")
-                os.dup2(stdin, 0)
-                os.dup2(stderr, 1)
-                os.dup2(stderr, 2)
-                for number in (*_SIGNALS, signal.SIGTERM, signal.SIGCHLD):
-                    signal.signal(number, signal.SIG_DFL)
-                signal.set_wakeup_fd(-1)
-                if self.user is not None:
-                    os.setgroups([])
-                    os.setresgid(self.user, self.user, self.user)
-                    os.setresuid(self.user, self.user, self.user)
-                os.execv(request["argv"][0], request["argv"])
-            except OSError as error:
-                os.write(2, f"can't start bwrap: {error}\n".encode())
-            finally:
-                os._exit(126)
-        with contextlib.suppress(PermissionError):  # it has done so itself and is bwrap already
-            os.setpgid(pid, pid)
-        os.close(stdin)
-        os.close(stderr)
-        return Lease(pid, request["ttl_s"], groups)
+        starter = self._next_starter()
+        self.starter = None
+        try:
+            starter.run(
+                request["argv"], stdin, stderr, memory_mib=request["memory_mib"], pids=request["pids"]
+            )
+        except OSError:
+            self._discard(starter)
+            raise
+        finally:
+            os.close(stdin)
+            os.close(stderr)
+        return Lease(starter.pid, request["ttl_s"], starter.groups)
+
+    def _discard(self, starter: Starter) -> None:
+        starter.discard()
+        self.busy_groups += _remove_groups(starter.groups)
+
+    def _next_starter(self) -> Starter:
+        if self.starter is None:
+            self.started += 1
+            self.starter = Starter(f"turngym-{os.getpid()}-{self.started}", self.user)
+        return self.starter
 
     def _reap(self) -> None:
         for number, lease in list(self.leases.items()):
@@ -230,6 +308,8 @@ class Warden:
         for lease in self.leases.values():
             os.waitpid(lease.pid, 0)
             self.busy_groups += lease.groups
+        if self.starter is not None:
+            self._discard(self.starter)
         _remove_groups(self.busy_groups, patience_s=60)  # a busy machine takes its time to bury the dead
         self.unstage()
         _remove_home(self.home)
@@ -330,10 +410,9 @@ def _group_parents() -> list[Path]:
     return [path for path in (_CGROUP_ROOT / "memory", _CGROUP_ROOT / "pids") if path.is_dir()]
 
 
-def _make_groups(name: str, memory_mib: int, pids: int) -> list[Path]:
+def _make_groups(name: str) -> list[Path]:
     """Control groups for one sandbox where this user may make them; [] elsewhere."""
     made = []
-    limits = {"memory.max": memory_mib << 20, "memory.limit_in_bytes": memory_mib << 20, "pids.max": pids}
     for parent in _group_parents():
         group = parent / name
         try:
@@ -341,10 +420,15 @@ def _make_groups(name: str, memory_mib: int, pids: int) -> list[Path]:
         except OSError:
             continue  # not ours to write: the limits of single processes remain
         made.append(group)
+    return made
+
+
+def _limit_groups(groups: list[Path], memory_mib: int, pids: int) -> None:
+    limits = {"memory.max": memory_mib << 20, "memory.limit_in_bytes": memory_mib << 20, "pids.max": pids}
+    for group in groups:
         for file, value in limits.items():
             if (group / file).exists():
                 (group / file).write_text(str(value))
-    return made
 
 
 def _remove_groups(groups: list[Path], patience_s: float = 0.5) -> list[Path]:

@@ -11,11 +11,14 @@ import os
 import signal
 import socket
 import time
-from typing import Any
 
 from . import linux
 from .jobs import Capture, Usage
 from .sessions import GRACE_S, PATIENCE_S, Broken, Lost, children_of, link_of, name_of
+
+TYPE_CHECKING = False  # as in `typing`, which is not loaded for it
+if TYPE_CHECKING:
+    from typing import Any
 
 _MAX_STATE = 8 << 20
 _TIDY_WITHIN_S = 0.25

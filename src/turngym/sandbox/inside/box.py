@@ -19,7 +19,6 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
 
 from . import linux
 from .worlds import LAYERS, PLACES
@@ -29,17 +28,28 @@ REPORT, DOOR = 3, 4
 MAX_FAMILY_PIDS = 16_384
 
 
-class Plan(NamedTuple):
+class Plan:
     """What to run, and within what."""
 
-    argv: Sequence[str]
-    env: Mapping[str, str]
-    cwd: str
-    cpu_s: float
-    memory_mib: int
-    pids: int
-    forking: bool
-    "a live session that may fork: its process limit is kept by the supervisor only"
+    def __init__(
+        self,
+        *,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        cwd: str,
+        cpu_s: float,
+        memory_mib: int,
+        pids: int,
+        forking: bool,
+    ) -> None:
+        self.argv = argv
+        self.env = env
+        self.cwd = cwd
+        self.cpu_s = cpu_s
+        self.memory_mib = memory_mib
+        self.pids = pids
+        self.forking = forking
+        """A live session that may fork: its process limit is kept by the supervisor only."""
 
 
 class Box:
@@ -77,7 +87,7 @@ class Box:
         Raises:
             OSError: the keeper has ended; its report says why.
         """
-        words = json.dumps(plan).encode()
+        words = json.dumps(vars(plan)).encode()
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]
         with self._door:
             sent = self._door.sendmsg([words], rights)
@@ -159,7 +169,7 @@ def _receive() -> tuple[Plan, list[int]]:
             words += more
     if not words:
         os._exit(0)  # not needed after all
-    return Plan(*json.loads(words)), fds
+    return Plan(**json.loads(words)), fds
 
 
 def _enter(root: str) -> None:

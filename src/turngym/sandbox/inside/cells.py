@@ -6,13 +6,16 @@ import os
 import selectors
 import socket
 import time
-from typing import Any
 
 from . import bash, wire
 from .bash import BashSession
 from .core import Core, Place, Session
 from .jobs import Capture, Usage
 from .sessions import START_WITHIN_S, Broken, PythonSession
+
+TYPE_CHECKING = False  # as in `typing`, which is not loaded for it
+if TYPE_CHECKING:
+    from typing import Any
 
 
 class Cells:

@@ -12,9 +12,12 @@ import select
 import socket
 import sys
 import time
-from typing import Any
 
 from . import linux, supervisor, wire
+
+TYPE_CHECKING = False  # as in `typing`, which is not loaded for it
+if TYPE_CHECKING:
+    from typing import Any
 
 _CHUNK = 1 << 18
 _COVERED = ("/sys", "/dev/mqueue")

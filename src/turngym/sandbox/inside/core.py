@@ -6,13 +6,16 @@ import os
 import selectors
 import socket
 import sys
-from typing import Any
 
 from . import box, seccomp, wire
 from .bash import BashSession
 from .jobs import Capture, Job
 from .sessions import PythonSession
 from .worlds import World
+
+TYPE_CHECKING = False  # as in `typing`, which is not loaded for it
+if TYPE_CHECKING:
+    from typing import Any
 
 Session = PythonSession | BashSession
 

@@ -8,7 +8,10 @@ import os
 import signal
 import time
 from collections.abc import Iterable
-from typing import Any
+
+TYPE_CHECKING = False  # as in `typing`, which is not loaded for it
+if TYPE_CHECKING:
+    from typing import Any
 
 _READ = 1 << 16
 

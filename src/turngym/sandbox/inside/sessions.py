@@ -14,12 +14,15 @@ import os
 import signal
 import socket
 import time
-from typing import Any
 
 from . import linux, wire
 from .box import AGENT_ID
 from .jobs import Capture, Usage
 from .worlds import PLACES, World
+
+TYPE_CHECKING = False  # as in `typing`, which is not loaded for it
+if TYPE_CHECKING:
+    from typing import Any
 
 PATIENCE_S = 10.0
 START_WITHIN_S = 25.0

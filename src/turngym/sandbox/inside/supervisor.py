@@ -15,7 +15,6 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
 
 from . import box, linux, wire
 from .bash import BashSession
@@ -25,6 +24,10 @@ from .core import Core, Place
 from .jobs import processes_below
 from .sessions import Broken, Holder, Lost, PythonSession
 from .worlds import Busy, Frozen, Worlds, digest, read_file, write_file
+
+TYPE_CHECKING = False  # as in `typing`, which is not loaded for it
+if TYPE_CHECKING:
+    from typing import Any
 
 LOOK_EVERY_S = 0.05
 _YOUNG_S = 0.02

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import json
 import struct
-from typing import Any
+
+TYPE_CHECKING = False  # as in `typing`, which is not loaded for it
+if TYPE_CHECKING:
+    from typing import Any
 
 PREFIX = struct.Struct("<II")
 MAX_FRAME = 1 << 30
 
-Header = dict[str, Any]
+Header = dict[str, "Any"]
 
 
 class BadFrame(ValueError):
