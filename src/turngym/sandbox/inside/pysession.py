@@ -166,13 +166,14 @@ class Session:
 
     def freeze(self) -> None:
         """Say what can't be carried; else close the files of the workspace and stand still."""
-        lost = self._lost()
+        files = _open_files()
+        lost = self._lost(files)
         if lost:
             self.send({"op": "frozen", "lost": lost})
             return
         self.frozen = True
         self.folder = os.getcwd()
-        self.files = _open_files()
+        self.files = files
         for file in self.files:
             os.close(file.fd)
         # The forks' first processes are never waited for: let the kernel reap them.
@@ -188,27 +189,26 @@ class Session:
             self._reopen()
         self.send({"op": "thawed"})
 
-    def _lost(self) -> list[str]:
+    def _lost(self, files: list[OpenFile]) -> list[str]:
         lost = [f"thread {t.name!r}" for t in threading.enumerate() if t is not threading.main_thread()]
         for name, value in list(self.module.__dict__.items()):
             if isinstance(value, socket.socket) and value.fileno() >= 0:
                 lost.append(f"socket {name!r}")
             elif isinstance(value, subprocess.Popen) and value.poll() is None:
                 lost.append(f"subprocess {name!r} ({value.args!r:.60})")
-        lost += [f"open file {file.path}" for file in _open_files() if file.path.endswith(" (deleted)")]
+        lost += [f"open file {file.path}" for file in files if file.path.endswith(" (deleted)")]
         return lost
 
     def fork(self, fds: list[int], each: int, header: wire.Header) -> None:
-        """Start one fork for every `each` descriptors of `fds`: control, stdout, stderr, then `PLACES`."""
+        """Start one fork for every `each` descriptors of `fds`: control, stdout, stderr."""
         self._luck = _Luck.now()
         soft, hard = resource.getrlimit(resource.RLIMIT_NPROC)
         # A new user namespace passes the present limit on to all of its descendants together.
         resource.setrlimit(resource.RLIMIT_NPROC, (hard, hard))
         for start in range(0, len(fds), each):
             mine = fds[start : start + each]
-            flags = linux.CLONE_NEWUSER | linux.CLONE_NEWNS | linux.CLONE_NEWPID
             try:
-                if linux.clone(flags | linux.CLONE_NEWIPC | linux.CLONE_NEWNET) == 0:
+                if linux.clone(linux.CLONE_NEWUSER | linux.CLONE_NEWNS | linux.CLONE_NEWPID) == 0:
                     others = [fd for fd in fds if fd not in mine]
                     self._become(mine, others, (soft, hard), header)
                     return
@@ -224,28 +224,30 @@ class Session:
         for fd in others:
             os.close(fd)
         self.waiting.clear()
-        control, out, err, *mounts = fds
+        self.unpacker = wire.Unpacker()
+        for fd, target in zip(fds, (CONTROL, 1, 2), strict=True):
+            os.dup2(fd, target, inheritable=target != CONTROL)
+            os.close(fd)
         try:
             linux.map_ids(header["inside_id"], header["inside_id"])
+            # Here and not in `clone`, so that forks make theirs side by side: a network takes the kernel a millisecond.
+            linux.unshare(linux.CLONE_NEWIPC | linux.CLONE_NEWNET)
             linux.raise_loopback()
+            linux.mount_proc()
+            _, _, mounts = self.receive()
             for fd, place in zip(mounts, PLACES, strict=True):
                 linux.move_mount(fd, f"/{place}")
                 os.close(fd)
-            linux.mount_proc()
             session = os.fork()
         except OSError as error:
-            with socket.socket(fileno=control) as sock:
-                sock.sendall(wire.pack({"op": "fork_failed", "reason": str(error)}))
+            self.send({"op": "fork_failed", "reason": str(error)})
             os._exit(125)
         linux.drop_privileges()
         if session:
-            _wait_for(session, [control, out, err, CONTROL, 1, 2])
+            _wait_for(session, [CONTROL, 1, 2])
         resource.setrlimit(resource.RLIMIT_NPROC, pids)
         linux.prctl(linux.PR_SET_DUMPABLE, 1)
         signal.signal(signal.SIGCHLD, self._sigchld)
-        for fd, target in ((out, 1), (err, 2), (control, CONTROL)):
-            os.dup2(fd, target, inheritable=target != CONTROL)
-            os.close(fd)
         self.frozen = False
         self._reopen()
         self._luck.restore()

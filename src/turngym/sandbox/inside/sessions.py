@@ -18,7 +18,7 @@ import time
 from . import linux, wire
 from .box import AGENT_ID
 from .jobs import Capture, Usage
-from .worlds import PLACES, World
+from .worlds import World
 
 TYPE_CHECKING = False  # as in `typing`, which is not loaded for it
 if TYPE_CHECKING:
@@ -29,6 +29,9 @@ START_WITHIN_S = 25.0
 "for an interpreter of ours to come up, on a machine that is very busy"
 MAX_REPLY = 64 << 20
 GRACE_S = 2.0
+_FDS_A_FORK = 3
+_FORKS_A_MESSAGE = 10
+"as `linux.recv_with_fds` takes 32 descriptors at once"
 _PLAIN_FDS = {"0", "1", "2", "3"}
 
 
@@ -93,6 +96,7 @@ class PythonSession:
         self.pid = 0
         self.first = keeper
         self._handles: list[int] = []
+        self._handed: list[int] = []
         self.call: int | None = None
         self.started = 0.0
         self.deadline = 0.0
@@ -177,18 +181,41 @@ class PythonSession:
         finally:
             self.control.settimeout(None)
 
-    def adopt(self, greeting: wire.Header) -> None:
-        """Hold on to the processes of a new fork, so that their numbers can't come to mean others.
+    # -- becoming a fork
+
+    def enter(self, world: World) -> None:
+        """Give the new fork its files.
+
+        Raises:
+            Broken: it does not read.
+        """
+        mounts = world.mounts()
+        try:
+            self.tell({"op": "enter"}, fds=mounts)
+        finally:
+            for fd in mounts:
+                os.close(fd)
+
+    def adopt(self) -> None:
+        """Wait until the new fork has come up, and hold on to its processes, so that their numbers stay theirs.
 
         Raises:
             Broken: it has not come up.
+            Lost: the kernel does not nest namespaces any deeper.
         """
+        greeting = self.ask(None)
         if greeting.get("op") != "hello":
             raise Broken(str(greeting.get("reason", "a fork did not come up")))
+        self._let_go()
         self.first = _parent_of(self.pid)
         if self.first <= 1:
             raise Broken("a fork has ended at once")
         self._handles = [os.pidfd_open(self.first), os.pidfd_open(self.pid)]
+
+    def _let_go(self) -> None:
+        for fd in self._handed:
+            os.close(fd)
+        self._handed.clear()
 
     # -- cells
 
@@ -226,6 +253,7 @@ class PythonSession:
             os.close(handle)
         if self.parent is not None:
             self.parent.release()
+        self._let_go()
         self.control.close()
         self.out.close()
         self.err.close()
@@ -276,40 +304,36 @@ class PythonSession:
         while answer.get("op") != "thawed":  # a failed fork may have been reported in between
             answer = self.ask(None)
 
-    def forks(self, worlds: list[World], holder: Holder, cap: int) -> list[PythonSession]:
-        """Fork once into each of `worlds`.
+    def forks(self, n: int, holder: Holder, cap: int) -> list[PythonSession]:
+        """Begin `n` forks. Each waits for `enter` to be given its files, and is there when `adopt` returns.
 
         Raises:
-            Broken: a fork did not come up; those that did are ended.
-            Lost: the kernel does not nest namespaces any deeper; likewise.
+            Broken: the session does not read.
         """
-        made: list[PythonSession] = []
-        sent: list[int] = []
-        for world in worlds:
-            ours, theirs = socket.socketpair()
-            out, out_in = os.pipe()
-            err, err_in = os.pipe()
-            usage = Usage(self.usage.memory_mib, self.usage.pids)
-            captures = (Capture(out, cap), Capture(err, cap))
-            holder.users += 1
-            made.append(PythonSession(ours, *captures, usage, keeper=0, report=-1, parent=holder))
-            sent += [theirs.detach(), out_in, err_in, *world.mounts()]
+        made = [self._fork_to_be(holder, cap) for _ in range(n)]
+        sent = [fd for session in made for fd in session._handed]
         try:
-            each = len(PLACES) + 3
-            for start in range(0, len(sent), 3 * each):  # at most 32 descriptors in one message
-                self.tell(
-                    {"op": "fork", "each": each, "inside_id": AGENT_ID}, fds=sent[start : start + 3 * each]
-                )
-            for session in made:
-                session.adopt(session.ask(None))
-        except (Broken, Lost, OSError):
+            for start in range(0, len(sent), _FORKS_A_MESSAGE * _FDS_A_FORK):
+                some = sent[start : start + _FORKS_A_MESSAGE * _FDS_A_FORK]
+                self.tell({"op": "fork", "each": _FDS_A_FORK, "inside_id": AGENT_ID}, fds=some)
+        except Broken:
             for session in made:
                 session.kill()
             raise
-        finally:
-            for fd in sent:
-                os.close(fd)
         return made
+
+    def _fork_to_be(self, holder: Holder, cap: int) -> PythonSession:
+        ours, theirs = socket.socketpair()
+        out, out_in = os.pipe()
+        err, err_in = os.pipe()
+        usage = Usage(self.usage.memory_mib, self.usage.pids)
+        holder.users += 1
+        session = PythonSession(
+            ours, Capture(out, cap), Capture(err, cap), usage, keeper=0, report=-1, parent=holder
+        )
+        # Open here until the fork is up: one that was never made must not look like one that has ended.
+        session._handed = [theirs.detach(), out_in, err_in]
+        return session
 
 
 def _shared_maps(pid: int) -> list[str]:

@@ -220,18 +220,26 @@ class Supervisor:
         return Snap(frozen, None if python is None else Holder(python), bash_state)
 
     def _spawn(self, snap: Snap, n: int) -> list[Place]:
-        places = [Place(self._worlds.above(snap.frozen)) for _ in range(n)]
+        sessions = [] if snap.holder is None else snap.holder.session.forks(n, snap.holder, self._core.cap)
+        places: list[Place] = []
+        try:
+            # The files are laid out while the session forks.
+            while len(places) < n:
+                places.append(Place(self._worlds.above(snap.frozen)))
+                if sessions:
+                    sessions[len(places) - 1].enter(places[-1].world)
+            for session in sessions:
+                session.adopt()
+        except (Broken, Lost, OSError):
+            for session in sessions:
+                session.kill()
+            for place in places:
+                place.world.drop()
+            raise
         for place in places:
             place.bash_state = snap.bash_state
-        if snap.holder is not None:
-            try:
-                sessions = snap.holder.session.forks([p.world for p in places], snap.holder, self._core.cap)
-            except (Broken, Lost, OSError):
-                for place in places:
-                    place.world.drop()
-                raise
-            for place, session in zip(places, sessions, strict=True):
-                place.sessions["python"] = session
+        for place, session in zip(places, sessions, strict=False):
+            place.sessions["python"] = session
         return places
 
     def _do_spawn(self, call: int, header: wire.Header, body: bytes) -> None:
