@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from turngym.errors import MissingDependency
-from turngym.sandbox import engine, image
+from turngym.sandbox import image
 from turngym.sandbox.docker import Docker
 
 _START_WITHIN_S = 60.0
@@ -23,13 +22,13 @@ def running_engine() -> Iterator[str | None]:
     """Yields None where there is an engine with turngym's image now, else why not."""
     reason = Docker.unavailable()
     if reason is None:
-        _ensure_image()
+        image.ensure_default()
         yield None
     elif shutil.which("dockerd") is None or os.geteuid() != 0:
         yield reason
     else:
         with _own_dockerd():
-            _ensure_image()
+            image.ensure_default()
             yield None
 
 
@@ -62,12 +61,3 @@ def _own_dockerd() -> Iterator[None]:
                 del os.environ["DOCKER_HOST"]
             else:
                 os.environ["DOCKER_HOST"] = before
-
-
-def _ensure_image() -> None:
-    try:
-        engine.image_config(image.DEFAULT_IMAGE)
-    except MissingDependency:
-        with tempfile.TemporaryDirectory() as folder:
-            image.build("busybox", Path(folder, "image.tar"))
-            engine.import_image(Path(folder, "image.tar"), image.DEFAULT_IMAGE)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import functools
 import os
-import tempfile
-from pathlib import Path
 
 from missing import skip_or_fail
 from turngym.errors import MissingDependency
-from turngym.sandbox import engine, image
+from turngym.sandbox import image
 from turngym.sandbox.base import backend
 from turngym.sandbox.docker import Docker
 
@@ -27,15 +25,9 @@ def require_engine() -> None:
     reason = Docker.unavailable()
     if reason is not None:
         skip_or_fail(f"docker: {reason}")
-    ensure_image(os.environ.get("DOCKER_HOST", ""))
+    _ensure_image(os.environ.get("DOCKER_HOST", ""))
 
 
 @functools.cache
-def ensure_image(host: str) -> None:
-    """Build the default image and give it to the engine at `host`, unless it has it."""
-    try:
-        engine.image_config(image.DEFAULT_IMAGE)
-    except MissingDependency:
-        with tempfile.TemporaryDirectory() as folder:
-            image.build("busybox", Path(folder, "image.tar"))
-            engine.import_image(Path(folder, "image.tar"), image.DEFAULT_IMAGE)
+def _ensure_image(_host: str) -> None:
+    image.ensure_default()

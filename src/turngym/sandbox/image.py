@@ -50,6 +50,24 @@ def build(kind: str, target: Path) -> None:
     KINDS[kind](target)
 
 
+def ensure_default() -> None:
+    """See to it that the engine that runs has the default image: build it unless it is there.
+
+    Raises:
+        MissingDependency: no engine answers, or a program that this needs is not installed; says how to get it.
+    """
+    from turngym.sandbox import engine  # noqa: PLC0415 - it takes the name of the default image from here
+
+    engine.client()
+    try:
+        engine.image_config(DEFAULT_IMAGE)
+    except MissingDependency:
+        with tempfile.TemporaryDirectory() as folder:
+            made = Path(folder, "image.tar")
+            build("busybox", made)
+            engine.import_image(made, DEFAULT_IMAGE)
+
+
 # ---------------------------------------------------------------------- busybox
 
 
