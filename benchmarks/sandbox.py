@@ -6,9 +6,10 @@
     fork_ms            fork of a sandbox with 1,000 files of 10 KB and a live Python session that holds 50 MB
     fork_ms_turn_200   the same after 200 turns (a cell and a command each)
     idle_mib           proportional set size of 64 idle sandboxes with everything that belongs to them, each
+    fork_to_result_ms  fork_ms and what the copy's session then answers to a first question about what it holds
     fork_speedup_over_docker
-                       `docker commit` and `docker run` of the same files, up to the first command in the copy (which
-                       does not have the session), divided by fork_ms
+                       the same by `docker commit` and `docker run` of a Python that makes the 50 MB again (the copy has
+                       the files, not the session), up to its answer to the same question, divided by fork_to_result_ms
 
 All are medians, of the bubblewrap backend. Beside it run the docker backend, `unsafe-process` (a bare subprocess, as
 the floor), and SWE-ReX's local runtime, which isolates nothing, in a virtual environment that is made for it. Docker is
@@ -43,14 +44,18 @@ TARGETS = {
 }
 SWE_REX = "swe-rex==1.4.0"
 LIMITS = Limits(memory_mib=1024, disk_mib=64)
-FILL = """
-import os
+HOLD = """
 held = bytearray(50 << 20)
 held[::4096] = b"x" * len(held[::4096])
+"""
+WRITE = """
+import os
 for i in range(1000):
     with open(f"file{i}", "wb") as file:
         file.write(os.urandom(10_240))
 """
+QUESTION = "len(held), len(open('file999', 'rb').read())"
+ANSWER = "(52428800, 10240)"
 
 
 async def median_ms(body: Callable[[], Awaitable[object]], n: int) -> float:
@@ -99,27 +104,31 @@ async def execute(name: str, n: int = 100) -> float:
         return await median_ms(lambda: box.exec(["true"]), n)
 
 
-async def fork(turns: int, n: int = 20, name: str = "bubblewrap") -> float:
-    """Median of `n` forks, each of a sandbox restored from the same snapshot, as a tree search does it."""
+async def fork(turns: int, n: int = 20, name: str = "bubblewrap") -> tuple[float, float]:
+    """Medians of `n` forks, each of a sandbox restored from the same snapshot, as a tree search does it.
+
+    The first ends with the fork, the second with the copy's answer to a question.
+    """
     async with await backend(name).create(LIMITS) as box:
         python = await box.interpreter()
-        filled = await python.run(FILL)
+        filled = await python.run(HOLD + WRITE)
         assert filled.ok, filled.text
         for turn in range(turns):
             done = await python.run(f"turn = {turn}; _ = open('notes', 'a').write('{turn}\\n')")
             assert done.ok, done.text
             await box.exec(["sh", "-c", f"echo {turn} >> log"])
         snapshot = await box.snapshot()
-        times = []
+        forked, answered = [], []
         for _ in range(n):
             await box.restore(snapshot)
             started = time.perf_counter()
             (child,) = await box.fork()
-            times.append(time.perf_counter() - started)
-            seen = await (await child.interpreter()).run("len(held)")
-            assert seen.display["text/plain"] == str(50 << 20)
+            forked.append(time.perf_counter() - started)
+            seen = await (await child.interpreter()).run(QUESTION)
+            answered.append(time.perf_counter() - started)
+            assert seen.display["text/plain"] == ANSWER
             await child.close()
-        return statistics.median(times) * 1000
+        return statistics.median(forked) * 1000, statistics.median(answered) * 1000
 
 
 def tree_pss_mib(root: int) -> float:
@@ -155,13 +164,16 @@ async def idle(n: int = 64) -> float:
     return total / n
 
 
-def commit_and_run(n: int = 5) -> float:
-    """Median milliseconds of what people do who have only an engine: commit a running container, run the image."""
+def commit_and_run(argv: list[str], answer: bytes, n: int = 7) -> float:
+    """Median milliseconds of what people do who have only an engine: commit a running container, run `argv` in the copy.
+
+    They end with `answer`, the first line that the copy prints.
+    """
     from turngym.sandbox import engine, image
 
     client = engine.client()
-    config = client.create_host_config(network_mode="none", init=True)
-    code = f"import os; os.makedirs('/data'); os.chdir('/data'){FILL}print('ready', flush=True); import time; time.sleep(3600)"
+    config = client.create_host_config(network_mode="none")
+    code = f"import os; os.makedirs('/data'); os.chdir('/data')\n{HOLD}{WRITE}\nprint('ready', flush=True); import time; time.sleep(3600)"
     parent = client.create_container(image.DEFAULT_IMAGE, ["python3", "-c", code], host_config=config)["Id"]
     client.start(parent)
     while b"ready" not in client.logs(parent):
@@ -170,12 +182,14 @@ def commit_and_run(n: int = 5) -> float:
     for _ in range(n):
         started = time.perf_counter()
         copy = client.commit(parent)["Id"]
-        child = client.create_container(copy, ["sleep", "3600"], host_config=config)["Id"]
-        client.start(child)
-        ran = client.exec_create(child, ["ls", "/data/file999"])["Id"]
-        seen = client.exec_start(ran)
-        times.append(time.perf_counter() - started)
-        assert seen == b"/data/file999\n", seen
+        child = client.create_container(copy, argv, host_config=config, working_dir="/data")["Id"]
+        with engine.attach(child) as stream:
+            client.start(child)
+            seen = b""
+            while not seen.endswith(b"\n"):
+                seen += stream.recv(4096)
+            times.append(time.perf_counter() - started)
+        assert seen.endswith(answer + b"\n"), seen
         client.remove_container(child, force=True)
         client.remove_image(copy, force=True)
     client.remove_container(parent, force=True)
@@ -201,20 +215,26 @@ async def containers(figures: dict[str, float]) -> str | None:
         if reason is None:
             figures["docker_cold_ms"] = await cold("docker", n=5)
             figures["docker_exec_ms"] = await execute("docker")
-            figures["docker_fork_ms"] = await fork(0, name="docker")
-            figures["docker_commit_and_run_ms"] = commit_and_run()
-            figures["fork_speedup_over_docker"] = figures["docker_commit_and_run_ms"] / figures["fork_ms"]
+            figures["docker_fork_ms"], _ = await fork(0, name="docker")
+            figures["docker_commit_and_run_ls_ms"] = commit_and_run(["ls", "file999"], b"file999")
+            state = f"{HOLD}print(({QUESTION}))"
+            figures["docker_commit_and_run_ms"] = commit_and_run(["python3", "-c", state], ANSWER.encode())
+            figures["fork_speedup_over_docker"] = (
+                figures["docker_commit_and_run_ms"] / figures["fork_to_result_ms"]
+            )
         return reason
 
 
 async def main() -> None:
     json_path = parse_json_flag()
+    fork_ms, fork_to_result_ms = await fork(0)
     figures = {
         "cold_ms": await cold("bubblewrap"),
         "warm_ms": await warm(),
         "exec_ms": await execute("bubblewrap"),
-        "fork_ms": await fork(0),
-        "fork_ms_turn_200": await fork(200),
+        "fork_ms": fork_ms,
+        "fork_to_result_ms": fork_to_result_ms,
+        "fork_ms_turn_200": (await fork(200))[0],
         "idle_mib": await idle(),
     }
     without = await containers(figures)
