@@ -136,7 +136,7 @@ class Bubblewrap(Backend):
         args += ["--proc", "/proc", "--dev", "/dev", "--ro-bind", client.inside, "/.turngym"]
         for secret in self.hidden:
             args += ["--tmpfs", secret, "--remount-ro", secret]
-        for path_ in (LAYERS, WORKSPACE, "/tmp", "/home/agent"):
+        for path_ in (LAYERS, WORKSPACE, "/tmp", "/home/agent", "/sys"):
             args += ["--dir", path_]
         args += ["--remount-ro", "/dev", "--remount-ro", "/"]
         return [

@@ -26,6 +26,7 @@ from turngym.sandbox.base import (
 )
 from turngym.sandbox.channel import Channel, ChannelClosed
 from turngym.sandbox.history import MAX_BYTES, RECORDED, History, Start
+from turngym.sandbox.inside import hugepages
 from turngym.sandbox.inside.wire import Header
 from turngym.sandbox.interpreter import Interpreter
 
@@ -73,6 +74,7 @@ def supervisor_config(
             "output_kib": limits.output_kib,
         },
         "forkable": forkable,
+        "huge_pages": hugepages.read(),
         "python_session": [python, "-P", "-s", "-c", SESSION],
         "env": {
             "HOME": "/home/agent",

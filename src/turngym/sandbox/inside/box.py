@@ -20,7 +20,7 @@ import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
-from . import linux
+from . import hugepages, linux
 from .worlds import LAYERS, PLACES
 
 AGENT_ID = 1000
@@ -55,12 +55,13 @@ class Plan:
 class Box:
     """Namespaces that wait for their command. Making them takes longer than running one, so one is kept ready."""
 
-    def __init__(self, root: str, program: bytes) -> None:
+    def __init__(self, root: str, program: bytes, *, forking: bool) -> None:
         """Start the keeper.
 
         Args:
             root: where the world is mounted.
             program: the system-call filter.
+            forking: it is for a live session that may fork, and that looks for huge pages when it starts.
         """
         report, report_in = os.pipe()
         door, door_in = socket.socketpair()
@@ -68,7 +69,7 @@ class Box:
         linux.unshare(linux.CLONE_NEWPID)
         self.keeper = os.fork()
         if self.keeper == 0:
-            _run_forked(lambda: _keeper(root, program, report_in, door_in.fileno()))
+            _run_forked(lambda: _keeper(root, program, forking, report_in, door_in.fileno()))
         linux.setns(own, linux.CLONE_NEWPID)
         for fd in (own, report_in):
             os.close(fd)
@@ -111,7 +112,7 @@ def _run_forked(body: Callable[[], None]) -> None:
         os._exit(125)
 
 
-def _keeper(root: str, program: bytes, report: int, door: int) -> None:
+def _keeper(root: str, program: bytes, forking: bool, report: int, door: int) -> None:
     # The supervisor's own descriptors must not be reachable from here: a copied pipe end would also keep other
     # commands' pipes from closing.
     high = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 16) for fd in (report, door)]
@@ -119,7 +120,7 @@ def _keeper(root: str, program: bytes, report: int, door: int) -> None:
     os.dup2(high[1], DOOR, inheritable=False)
     os.closerange(DOOR + 1, 65536)
     try:
-        _enter(root)
+        _enter(root, forking)
         linux.drop_privileges()
         linux.restrict(program)
         plan, fds = _receive()
@@ -172,12 +173,14 @@ def _receive() -> tuple[Plan, list[int]]:
     return Plan(**json.loads(words)), fds
 
 
-def _enter(root: str) -> None:
+def _enter(root: str, forking: bool) -> None:
     linux.unshare(linux.CLONE_NEWNS | linux.CLONE_NEWIPC | linux.CLONE_NEWNET)
     linux.raise_loopback()
     os.chdir("/")
     for place in PLACES:
         linux.mount(f"{root}/{place}", f"/{place}", None, linux.MS_BIND)
+    if forking:
+        linux.bind_read_only(f"{LAYERS}/{hugepages.ROOT}", "/sys")
     linux.umount(LAYERS)
     linux.mount_proc()
     linux.unshare(linux.CLONE_NEWUSER)

@@ -7,7 +7,7 @@ import selectors
 import socket
 import time
 
-from . import bash, wire
+from . import bash, hugepages, wire
 from .bash import BashSession
 from .core import Core, Place, Session
 from .jobs import Capture, Usage
@@ -89,17 +89,19 @@ class Cells:
         null = os.open("/dev/null", os.O_RDONLY)
         python = language == "python"
         argv = self._core.config["python_session"] if python else bash.ARGV
-        # Huge pages make the page tables that a fork has to copy 512 times smaller.
-        env = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"} if python else {}
+        env = hugepages.ENVIRONMENT if python else {}
         plan = self._core.plan(argv, {"env": env}, forking=python and self._core.config["forkable"])
-        keeper, report = self._core.start(place, plan, [null, out_in, err_in, theirs.detach()])
+        fds = [null, out_in, err_in, theirs.detach()]
         captures = (Capture(out, self._core.cap), Capture(err, self._core.cap))
         usage = Usage(self._core.limits["memory_mib"], self._core.limits["pids"])
         session: Session
         if python:
-            session = PythonSession(ours, *captures, usage, keeper=keeper, report=report, parent=None)
-            session.ask(None, START_WITHIN_S)
+            with hugepages.shown(self._core.config["huge_pages"]):
+                keeper, report = self._core.start(place, plan, fds)
+                session = PythonSession(ours, *captures, usage, keeper=keeper, report=report, parent=None)
+                session.ask(None, START_WITHIN_S)
         else:
+            keeper, report = self._core.start(place, plan, fds)
             session = BashSession(ours, *captures, usage, keeper=keeper, report=report)
             if place.bash_state:
                 session.restore(place.bash_state)

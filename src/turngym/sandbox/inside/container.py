@@ -13,7 +13,7 @@ import socket
 import sys
 import time
 
-from . import linux, supervisor, wire
+from . import hugepages, linux, supervisor, wire
 
 TYPE_CHECKING = False  # as in `typing`, which is not loaded for it
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ _COVERED = ("/sys", "/dev/mqueue")
 def main() -> None:
     """Serve on descriptors 0 and 1; the configuration is the first argument."""
     config: dict[str, Any] = json.loads(sys.argv[1])
+    config["huge_pages"] = hugepages.read()  # of the engine's machine
     try:
         _enter_namespaces()
     except OSError as error:

@@ -76,7 +76,7 @@ class Core:
     def start(self, place: Place, plan: box.Plan, fds: list[int]) -> tuple[int, int]:
         """Run `plan` in the box that is ready, or in a new one; returns keeper and report. `fds` are closed."""
         if plan.forking or place.spare is None:
-            chosen = box.Box(place.world.root, self.programs[plan.forking])
+            chosen = box.Box(place.world.root, self.programs[plan.forking], forking=plan.forking)
         else:
             chosen, place.spare = place.spare, None
         try:

@@ -71,6 +71,12 @@ def mount(source: str, target: str, fstype: str | None = None, flags: int = 0, d
     )
 
 
+def bind_read_only(source: str, target: str) -> None:
+    """Show the folder `source` at `target` as well, where nobody can write to it."""
+    mount(source, target, None, MS_BIND)
+    mount("none", target, None, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV)
+
+
 def mount_proc() -> None:
     """A `/proc` of the caller's PID namespace that shows a process only those that it may trace: not its keeper."""
     mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, "hidepid=2")

@@ -90,7 +90,7 @@ class Supervisor:
         self._leftovers.clear()
         place, core.addressed = core.addressed, None
         if place is not None and place.live and place.spare is None and not place.jobs:
-            place.spare = box.Box(place.world.root, core.programs[False])
+            place.spare = box.Box(place.world.root, core.programs[False], forking=False)
         core.ending = [pid for pid in core.ending if not os.waitpid(pid, os.WNOHANG)[0]]
 
     def _patience(self) -> float | None:
