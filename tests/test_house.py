@@ -97,6 +97,21 @@ def test_public_names_are_what_is_importable() -> None:
         turngym.nothing_of_that_name  # noqa: B018
 
 
+def test_the_supervisor_of_sandboxes_loads_little() -> None:
+    """Every sandbox that starts waits for these imports."""
+    script = (
+        "import sys; sys.path.insert(0, sys.argv[1]); from inside import supervisor;"
+        "print(*sorted({'typing', 'asyncio', 'subprocess', 'tempfile', 'pathlib', 'hashlib'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", script, str(SOURCE / "sandbox")],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == []
+
+
 def test_import_is_quick_and_needs_no_torch() -> None:
     script = (
         "import json, resource, sys, turngym;"

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from turngym.errors import ConfigError
 from turngym.sandbox.base import ForkLost, Limits
+from turngym.sandbox.inside import hugepages
 
 
 async def value(box, code, **kwargs):
@@ -31,6 +32,23 @@ def test_a_session_keeps_its_state_and_shows_its_last_expression(inside):
     assert second.display["text/plain"] == "40"
     assert nothing.display == {}
     assert nothing.ok
+
+
+@pytest.mark.skipif(
+    "[madvise]" not in hugepages.read().get("enabled", ""), reason="the kernel gives no huge pages on request"
+)
+def test_large_memory_is_in_huge_pages_so_that_forks_copy_few_page_tables(inside):
+    """`hg` among a mapping's flags: the C library has asked for them, which it does after a look at `/sys`."""
+
+    async def body(box):
+        found = await value(
+            box,
+            "held = bytearray(8 << 20)\n"
+            "any(' hg ' in line for line in open('/proc/self/smaps') if line.startswith('VmFlags'))",
+        )
+        return found, await value(box, "import os; os.listdir('/sys')")
+
+    assert inside(body) == ("True", "[]")
 
 
 def test_rich_forms_are_shown(inside):

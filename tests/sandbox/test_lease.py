@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from turngym.sandbox import SandboxLost
 from turngym.sandbox import lease as module
 from turngym.sandbox.bubblewrap import Bubblewrap
 
@@ -64,6 +66,26 @@ def test_a_renewed_lease_goes_on(bubblewrap):
         assert (await box.exec(["true"])).exit_code == 0
         await box.close()
 
+    asyncio.run(body())
+
+
+def test_a_process_that_ended_before_its_sandbox_started_costs_one_sandbox(bubblewrap):
+    async def body():
+        box = await bubblewrap.create()
+        warden = box._family.lease._warden.process.pid
+        children = Path(f"/proc/{warden}/task/{warden}/children").read_text().split()
+        (waiting,) = set(map(int, children)) - {box._family.lease.pid}
+        os.kill(waiting, signal.SIGKILL)
+        while Path(f"/proc/{waiting}/stat").read_text().rpartition(") ")[2][0] != "Z":
+            await asyncio.sleep(0.01)
+        with pytest.raises(SandboxLost):
+            await bubblewrap.create()
+        assert gone(waiting)  # reaped
+        async with await bubblewrap.create() as other:
+            assert (await other.exec(["true"])).exit_code == 0
+        await box.close()
+
+    gc.collect()  # sandboxes that other tests forgot are children of the warden, too
     asyncio.run(body())
 
 

@@ -111,7 +111,9 @@ class Bubblewrap(Backend):
             )
             words = answer.result(_START_WITHIN_S)[0]
         if "fault" in words:
-            raise SandboxLost(words["fault"])
+            ours.close()
+            log.close()
+            raise SandboxLost(f"the sandbox did not start: {words['fault']}")
         lease = Lease(client, number, words["pid"])
         return Family(f"bubblewrap-{lease.pid}-{number}", Channel(ours), lease, limits, log)
 
