@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 LOOK_EVERY_S = 0.05
 _YOUNG_S = 0.02
+_TIDY_AFTER_S = 0.002
+_MAX_LEFTOVERS = 8
 
 
 class Snap:
@@ -73,7 +75,7 @@ class Supervisor:
         core.answer(None, {"ready": True})
         core.addressed = self._places[0]
         while True:
-            events = core.selector.select(0 if core.addressed or self._leftovers else self._patience())
+            events = core.selector.select(self._patience())
             if not events:
                 self._use_the_pause()
             for key, _ in events:
@@ -82,18 +84,23 @@ class Supervisor:
             self._mind_the_clock()
 
     def _use_the_pause(self) -> None:
-        """Nothing is asked for now: tidy up, and make the box that a command will want next."""
+        """Nothing is asked for now: make the box that a command will want next, or tidy up; one thing at a time."""
         core = self._core
-        for old in self._leftovers:
+        if core.addressed is not None:
+            place, core.addressed = core.addressed, None
+            if place.live and place.spare is None and not place.jobs:
+                place.spare = box.Box(place.world.root, core.programs[False], forking=False)
+        elif self._leftovers:
+            old = self._leftovers.pop()
             core.ending += old.use_up_spare()
             old.world.drop()
-        self._leftovers.clear()
-        place, core.addressed = core.addressed, None
-        if place is not None and place.live and place.spare is None and not place.jobs:
-            place.spare = box.Box(place.world.root, core.programs[False], forking=False)
         core.ending = [pid for pid in core.ending if not os.waitpid(pid, os.WNOHANG)[0]]
 
     def _patience(self) -> float | None:
+        if self._core.addressed is not None:
+            return 0.0
+        if self._leftovers:
+            return _TIDY_AFTER_S if len(self._leftovers) < _MAX_LEFTOVERS else 0.0
         deadlines = [each.deadline for each in (*self._commands.jobs, *self._cells.busy)]
         if not deadlines:
             return LOOK_EVERY_S if self._core.ending else None
