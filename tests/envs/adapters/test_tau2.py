@@ -103,9 +103,11 @@ def test_ten_errors_end_the_conversation(make: Callable[..., Tau2]) -> None:
     env.reset(seed=0)
     text, *_ = env.step(call("get_customer_by_phon", phone_number="555"))
     assert "Did you mean 'get_customer_by_phone'?" in text
+    text, *_ = env.step(call("get_customer_by_id", customer="C1001"))
+    assert "'customer'. Did you mean 'customer_id'?" in text
     assert "the message is empty" in env.step("   ")[0]
     assert "a tool call is not closed" in env.step("<tool_call>")[0]
-    for _ in range(6):
+    for _ in range(5):
         *_, truncated, _ = env.step(call("get_customer_by_id", customer_id=3))
         assert not truncated
     *_, truncated, info = env.step(call("get_customer_by_id", customer_id=3) + call("get_bill"))

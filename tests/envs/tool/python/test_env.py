@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
@@ -15,9 +14,6 @@ from turngym.envs.tool.python.env import PythonTasks
 from turngym.errors import ConfigError, MissingDependency, UnknownName
 from turngym.toolcalls import format_call
 from turngym.types import ToolCall
-
-FORKS = int(os.environ.get("TURNGYM_FORKS", "12"))
-"""`make test-all` takes 1,000."""
 
 
 def python(code: str) -> str:
@@ -157,7 +153,7 @@ def fork_at_random_turns(count: int, seed: int = 0) -> None:
 
 
 def test_a_fork_goes_on_as_its_parent_and_then_its_own_way(sandbox: str) -> None:
-    fork_at_random_turns(FORKS)
+    fork_at_random_turns(12)
 
 
 @pytest.mark.slow

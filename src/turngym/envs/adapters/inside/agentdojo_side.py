@@ -7,7 +7,6 @@ clock for time stamps that tools show; they get one that stands still.
 from __future__ import annotations
 
 import datetime
-import difflib
 import functools
 import hashlib
 import importlib
@@ -15,6 +14,8 @@ import json
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
+
+from .hints import nearest
 
 Header = dict[str, Any]
 Call = dict[str, Any]
@@ -151,9 +152,7 @@ class Package:
         suite, _, _ = self._parts(episode.task)
         known = [f.name for f in suite.tools]
         if call.function not in known:
-            near = difflib.get_close_matches(call.function[:200], known, n=1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
-            content = f"Error: there is no tool {call.function[:200]!r}.{hint}"
+            content = f"Error: there is no tool {call.function[:200]!r}.{nearest(call.function, known)}"
         else:
             content = self._result(self._runtime.FunctionsRuntime(suite.tools), episode, call)
         return {"role": "tool", "name": call.function[:64], "content": content}

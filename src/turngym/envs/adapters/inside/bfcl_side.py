@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ast
 import copy
-import difflib
 import importlib
 import inspect
 import json
@@ -23,6 +22,7 @@ from functools import cache
 from typing import Any
 
 from .canonical import digest
+from .hints import nearest, nearest_argument
 
 Header = dict[str, Any]
 Call = dict[str, Any]
@@ -158,6 +158,7 @@ class Package:
                         long_context="long_context" in episode.task,
                     )
                 ran.append(text)
+                result += nearest_argument(result, inspect.signature(methods[call["name"]]).parameters)
             shown.append({"role": "tool", "name": call["name"][:64], "content": refusal or result})
         if ran:
             episode.calls[-1].append(ran)
@@ -220,10 +221,7 @@ class Package:
 def _refusal(call: Call, methods: dict[str, Any]) -> str | None:
     """Why a call is not given to the package; None where it is."""
     if call["name"] not in methods:
-        near = difflib.get_close_matches(call["name"][:200], methods, n=1)
-        return f"Error: there is no function {call['name'][:200]!r}." + (
-            f" Did you mean {near[0]!r}?" if near else ""
-        )
+        return f"Error: there is no function {call['name'][:200]!r}.{nearest(call['name'], methods)}"
     for name in call["arguments"]:
         if not name.isidentifier() or keyword.iskeyword(name):
             return f"Error: {name[:200]!r} is no parameter of {call['name']}."

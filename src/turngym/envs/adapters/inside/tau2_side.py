@@ -12,7 +12,6 @@ calls; the conversation ends when the user stops it, after 200 steps, or after 1
 from __future__ import annotations
 
 import copy
-import difflib
 import functools
 import gc
 import importlib
@@ -25,6 +24,7 @@ from typing import Any, Literal, NoReturn
 
 from . import tau2_script
 from .canonical import digest
+from .hints import nearest, nearest_argument
 from .limits import in_a_copy
 
 Header = dict[str, Any]
@@ -178,7 +178,7 @@ class Package:
         """Make the calls; what the tools answered."""
         domain, _, _ = episode.task.partition("/")
         tools = self._tools(domain) if who == "assistant" else self._user_tools(domain)
-        known = [tool["name"] for tool in tools]
+        known = {tool["name"]: tool["parameters"].get("properties", {}) for tool in tools}
         number = len(episode.record)
         made = [
             self._message.ToolCall(
@@ -197,9 +197,12 @@ class Package:
         episode.errors += sum(answer["error"] for answer in answered)
         shown = []
         for call, answer in zip(made, answered, strict=True):
-            near = difflib.get_close_matches(call.name[:200], known, n=1) if call.name not in known else []
-            content = f"{answer['content']} Did you mean {near[0]!r}?" if near else answer["content"]
-            shown.append({"role": "tool", "name": call.name[:64], "content": str(content)})
+            content = str(answer["content"])
+            if call.name in known:
+                content += nearest_argument(content, known[call.name])
+            else:
+                content += nearest(call.name, known)
+            shown.append({"role": "tool", "name": call.name[:64], "content": content})
         episode.steps += 1
         return shown
 
