@@ -2,15 +2,17 @@
 
 One tree of 32 paths: a prompt, four forks behind it, eight answers each. Its parts are sized so that the flat layout
 computes 1, 2, 5 or 10 tokens for each unique one; a path has 384 tokens on average, so the flat layout costs about the
-same each time, and answers differ in length by up to a half, as they do when a policy ends them. One update (forward, loss, backward, AdamW) of a Llama with random weights, in three layouts:
+same each time, and answers differ in length by up to a half, as they do when a policy ends them. One update (forward,
+loss, backward, AdamW) of a Llama with random weights, in three layouts:
 
     flat      every row by itself, in padded micro-batches
     grouped   the prompt that all rows share is computed once (prefix grouping), what is forked later in every row
     packed    every token once
 
-Times are CPU seconds on one thread, the fastest of some runs, so that neither a busy machine nor the first run shows; memory is the growth of
-the process at its peak. Each cell runs in a process of its own, forked after the imports. A figure `speedup_at_R` is
-that of the model that gains least; `gradient_gap` is the largest relative difference to the flat gradient.
+Times are CPU seconds on one thread, the fastest of some updates, so that neither a busy machine nor the first update
+shows; memory is the growth of the process at its peak. Each layout runs in a process of its own, forked after the
+imports; the three take turns, so that all meet the machine in the same state. A figure `speedup_at_R` is that of the
+model that gains least; `gradient_gap` is the largest relative difference to the flat gradient.
 
 Targets: speedup >= 0.9 R from R = 2 on, >= 0.95 at 1; gradient_gap <= 1e-5.
 """
@@ -23,8 +25,8 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from tempfile import TemporaryDirectory
+from multiprocessing.connection import Connection
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,12 +39,12 @@ from turngym.trainers.learner import Learner
 from turngym.trainers.packing import depth_first, lay_out, token_ratio
 from turngym.trainers.rows import Row, rows_of
 from turngym.tree import Kind, Origin, Tree
-from turngym.types import Outcome, StopReason
+from turngym.types import FloatArray, Outcome, StopReason
 
 RATIOS = (1, 2, 5, 10)
 LAYOUTS = ("flat", "grouped", "packed")
-SIZES = {"1M": (128, 4, 3), "4M": (256, 5, 2), "12M": (384, 7, 2)}
-"""Width, layers, and how often each cell is timed."""
+SIZES = {"1M": (128, 4, 5), "4M": (256, 5, 3), "12M": (384, 7, 2)}
+"""Width, layers, and how many updates of each layout are timed."""
 
 FORKS, ANSWERS, LENGTH = 4, 8, 384
 PATHS = FORKS * ANSWERS
@@ -100,7 +102,7 @@ class GroupedLayout(PackedLayout):
 class Cell:
     seconds: float
     peak_mib: float
-    tokens: int
+    gradient: FloatArray
 
 
 def model_of(size: str) -> LlamaForCausalLM:
@@ -119,67 +121,95 @@ def model_of(size: str) -> LlamaForCausalLM:
     )
 
 
-def measured(size: str, ratio: int, layout: str, gradient: Path) -> Cell:
-    """Runs in a process of its own."""
-    torch.set_num_threads(1)
-    tree = grown(ratio)
-    rows = rows_of([tree], renderer_hash=HASH)
-    learner = Learner(
-        model_of(size),
-        loss=LossConfig(),
-        optimiser=OptimiserConfig(
-            lr=0.0, grad_clip=0.0, micro_tokens=MICRO_TOKENS, layout="flat" if layout == "flat" else "packed"
-        ),
-        renderer_hash=HASH,
-    )
-    if layout == "grouped":
-        assert isinstance(learner.layout, PackedLayout)
-        learner.layout = GroupedLayout(learner.layout.forward)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    times = []
-    for _ in range(SIZES[size][2]):
+class Bench:
+    """One layout of one cell, in a process of its own."""
+
+    def __init__(self, size: str, ratio: int, layout: str) -> None:
+        torch.set_num_threads(1)
+        self.tree = grown(ratio)
+        self.learner = Learner(
+            model_of(size),
+            loss=LossConfig(),
+            optimiser=OptimiserConfig(
+                lr=0.0,
+                grad_clip=0.0,
+                micro_tokens=MICRO_TOKENS,
+                layout="flat" if layout == "flat" else "packed",
+            ),
+            renderer_hash=HASH,
+        )
+        if layout == "grouped":
+            assert isinstance(self.learner.layout, PackedLayout)
+            self.learner.layout = GroupedLayout(self.learner.layout.forward)
+        self.before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+    def update(self) -> float:
+        """CPU seconds of one."""
         started = time.process_time()
-        learner.update([tree])
-        times.append(time.process_time() - started)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    np.save(gradient, torch.cat([p.grad.flatten() for p in learner.parameters if p.grad is not None]).numpy())
-    tokens = sum(part.tokens for part in learner.layout.parts(rows, MICRO_TOKENS))
-    return Cell(min(times), (peak - before) / 1024, tokens)
+        self.learner.update([self.tree])
+        return time.process_time() - started
+
+    def result(self) -> tuple[float, FloatArray]:
+        """Growth at the peak in MiB, and the gradient."""
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        gradients = [p.grad.flatten() for p in self.learner.parameters if p.grad is not None]
+        return (peak - self.before) / 1024, torch.cat(gradients).numpy()
 
 
-def isolated(size: str, ratio: int, layout: str, gradient: Path) -> Cell:
-    with multiprocessing.get_context("fork").Pool(1) as pool:
-        return pool.apply(measured, (size, ratio, layout, gradient))
+def serve(bench: tuple[str, int, str], orders: Connection) -> None:
+    """Run methods of a `Bench` by name until there is none."""
+    mine = Bench(*bench)
+    while name := orders.recv():
+        orders.send(getattr(mine, name)())
+
+
+def compared(size: str, ratio: int) -> dict[str, Cell]:
+    """The layouts side by side."""
+    context = multiprocessing.get_context("fork")
+    lines = {}
+    for layout in LAYOUTS:
+        lines[layout], theirs = context.Pipe()
+        context.Process(target=serve, args=((size, ratio, layout), theirs), daemon=True).start()
+        theirs.close()  # where the process dies, `recv` says so instead of waiting
+
+    def ask(layout: str, name: str) -> Any:
+        lines[layout].send(name)
+        return lines[layout].recv()
+
+    rounds = [{layout: ask(layout, "update") for layout in LAYOUTS} for _ in range(SIZES[size][2])]
+    cells = {
+        layout: Cell(min(times[layout] for times in rounds), *ask(layout, "result")) for layout in LAYOUTS
+    }
+    for line in lines.values():
+        line.send("")
+    return cells
 
 
 def main() -> None:
     json_path = parse_json_flag()
     rows, speedups, gap = [], {ratio: [] for ratio in RATIOS}, 0.0
-    with TemporaryDirectory() as folder:
-        for size in SIZES:
-            for ratio in RATIOS:
-                files = {layout: Path(folder, f"{layout}.npy") for layout in LAYOUTS}
-                cells = {layout: isolated(size, ratio, layout, files[layout]) for layout in LAYOUTS}
-                flat, packed = cells["flat"], cells["packed"]
-                speedups[ratio].append(flat.seconds / packed.seconds)
-                gradients = {layout: np.load(file) for layout, file in files.items()}
-                for layout in ("grouped", "packed"):
-                    distance = np.linalg.norm(gradients[layout] - gradients["flat"])
-                    gap = max(gap, float(distance / np.linalg.norm(gradients["flat"])))
-                rows.append(
-                    {
-                        "model": size,
-                        "ratio": round(token_ratio(rows_of([grown(ratio)], renderer_hash=HASH)), 2),
-                        "flat s": flat.seconds,
-                        "grouped ×": flat.seconds / cells["grouped"].seconds,
-                        "packed ×": flat.seconds / packed.seconds,
-                        "target ×": 0.95 if ratio == 1 else 0.9 * ratio,
-                        "flat MiB": round(flat.peak_mib),
-                        "grouped MiB": round(cells["grouped"].peak_mib),
-                        "packed MiB": round(packed.peak_mib),
-                    }
-                )
-                print(rows[-1], file=sys.stderr)
+    for size in SIZES:
+        for ratio in RATIOS:
+            cells = compared(size, ratio)
+            flat, packed = cells["flat"], cells["packed"]
+            speedups[ratio].append(flat.seconds / packed.seconds)
+            for layout in ("grouped", "packed"):
+                distance = np.linalg.norm(cells[layout].gradient - flat.gradient)
+                gap = max(gap, float(distance / np.linalg.norm(flat.gradient)))
+            rows.append(
+                {
+                    "model": size,
+                    "ratio": round(token_ratio(rows_of([grown(ratio)], renderer_hash=HASH)), 2),
+                    "flat s": flat.seconds,
+                    "grouped ×": flat.seconds / cells["grouped"].seconds,
+                    "packed ×": flat.seconds / packed.seconds,
+                    "target ×": 0.95 if ratio == 1 else 0.9 * ratio,
+                    "flat MiB": round(flat.peak_mib),
+                    "grouped MiB": round(cells["grouped"].peak_mib),
+                    "packed MiB": round(packed.peak_mib),
+                }
+            )
+            print(rows[-1], file=sys.stderr)
     figures = {f"speedup_at_{ratio}": min(values) for ratio, values in speedups.items()}
     figures["gradient_gap"] = gap
     report("One update in three layouts", rows, figures, json_path)

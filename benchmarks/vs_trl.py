@@ -26,6 +26,8 @@ What differs, beyond the trainer:
 * In turngym each path advances alone, and the keys and values of its history are kept between turns. TRL's episodes take
   their turns in step, each waiting for the longest action, and every turn computes the histories anew. With vLLM on a
   GPU, TRL would reuse prefixes as well: this compares what either does on a CPU, and says nothing about the other.
+* turngym computes what paths share once in the update as well (`layout = "packed"`), which its gradient doesn't show.
+  TRL has no such option: it pads each path into a row.
 * The random numbers of sampling differ, so curves differ by chance: one seed, 100 tasks, a standard error of 0.05.
 * TRL's defaults of bfloat16 and gradient checkpointing are switched off, so that both compute in float32 and nothing twice.
 """
@@ -113,7 +115,7 @@ def configuration(updates: int, every: int) -> TrainConfig:
             },
             "credit": {"rule": "grpo"},
             "loss": {"name": "ppo", "options": {"clip_low": 0.2, "clip_high": 0.28}},
-            "optimiser": {"lr": 5e-4, "beta2": 0.99},
+            "optimiser": {"lr": 5e-4, "beta2": 0.99, "layout": "packed"},
         }
     )
 

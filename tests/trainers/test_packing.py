@@ -104,8 +104,9 @@ def test_a_token_sees_its_path_and_nothing_else(rows: list[Row], budget: int) ->
 
 @pytest.fixture(params=["apart", "together"])
 def grouping(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small rows are computed together, since calls cost; where they cost nothing, each row is a block of its own."""
+    """Small rows are computed together, since calls cost; where they cost nothing, rows are even cut apart."""
     if request.param == "apart":
+        monkeypatch.setattr("turngym.trainers.tree_attention._PIECE", 2)
         monkeypatch.setattr("turngym.trainers.tree_attention._CALL", 0)
         monkeypatch.setattr("turngym.trainers.tree_attention._FETCH", 0)
 
@@ -120,8 +121,7 @@ def test_blocks_and_flex_see_what_the_dense_mask_shows(rows: list[Row]) -> None:
     blocks = blocks_of(packed, torch.float32, device)
     seen = torch.zeros(size, size, dtype=torch.bool)
     begin = 0
-    everything = torch.arange(size) if blocks.index is None else blocks.index
-    for count, index, mask in zip(blocks.queries, everything.split(blocks.keys), blocks.masks, strict=True):
+    for count, index, mask in zip(blocks.queries, blocks.index.split(blocks.keys), blocks.masks, strict=True):
         shown = torch.ones(count, count).tril().bool() if mask is None else mask == 0
         seen[begin : begin + count, index] = shown
         begin += count

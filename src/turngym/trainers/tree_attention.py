@@ -20,6 +20,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -40,7 +41,10 @@ _NAME = "turngym_tree"
 """Under which transformers knows `_attend`."""
 
 # What a block costs, in pairs of a query and a key: a key has to be fetched, and calls have a price of their own.
-_FETCH, _CALL = 24, 8192
+_FETCH, _CALL = 12, 4096
+
+_PIECE = 64
+"""Tokens of a row that are never cut apart: blocks of fewer cost more in calls than they save."""
 
 
 # ---------------------------------------------------------------------- who sees whom
@@ -95,43 +99,47 @@ class Blocks:
     "tokens of each block; they add up to T"
     keys: list[int]
     "keys of each block"
-    index: Tensor | None
-    "`(Σ keys,)` int64, where in the pack the keys of each block stand; None where that is the pack as it is"
+    index: Tensor
+    "`(Σ keys,)` int64, where in the pack the keys of each block stand"
     longest: int
     "tokens of the longest row"
     masks: list[Tensor | None]
-    "of each block, `(queries, keys)` to add to the scores; None where it is a row from its beginning: causal"
+    "of each block, `(queries, keys)` to add to the scores; None where it begins a row and has no other: causal"
 
 
 def blocks_of(packed: Pack, dtype: torch.dtype, device: torch.device) -> Blocks:
-    """Cut a pack into blocks of neighbouring rows, so that little is computed that is masked, in few calls."""
-    starts, shared = packed.starts.tolist(), packed.shared.tolist()
-    groups = _groups(starts, shared)
+    """Cut a pack into blocks of neighbouring tokens, so that little is computed that is masked, in few calls."""
+    pieces = _pieces(packed)
+    groups = _groups(pieces)
     corner = _Corner(
-        max(starts[end] - starts[first] for first, end in groups), int(packed.shared.max()), dtype, device
+        max(pieces[end - 1].end - pieces[first].begin for first, end in groups),
+        max(piece.ahead for piece in pieces),
+        dtype,
+        device,
     )
     last = torch.from_numpy(packed.last).to(device)
     index, masks = [], []
     for first, end in groups:
-        ahead, begin, stop = packed.paths[first][: shared[first]], starts[first], starts[end]
+        row, begin, stop = pieces[first].row, pieces[first].begin, pieces[end - 1].end
+        ahead = packed.paths[row][: pieces[first].ahead]
         keys = torch.from_numpy(np.concatenate([ahead, np.arange(begin, stop)]).astype(np.int64)).to(device)
         index.append(keys)
-        if end - first == 1:
+        if pieces[end - 1].row == row:
             masks.append(corner.mask(stop - begin, ahead.size) if ahead.size else None)
         else:
             place = torch.arange(begin, stop, device=device)
             masks.append(_additive(~visible(last, place[:, None], keys[None, :]), dtype))
     return Blocks(
-        queries=[starts[end] - starts[first] for first, end in groups],
+        queries=[pieces[end - 1].end - pieces[first].begin for first, end in groups],
         keys=[keys.numel() for keys in index],
-        index=torch.cat(index) if packed.shared.any() else None,
+        index=torch.cat(index),
         longest=int(packed.positions.max()) + 1,
         masks=masks,
     )
 
 
 class _Corner:
-    """Masks of single rows: q queries behind p tokens that they all see. All are cut from one, so they take no memory."""
+    """Masks within one row: q queries behind p tokens that they all see. All are cut from one, so they take no memory."""
 
     def __init__(self, queries: int, ahead: int, dtype: torch.dtype, device: torch.device) -> None:
         place = torch.arange(queries, device=device)
@@ -143,27 +151,51 @@ class _Corner:
         return self._mask[:queries, self._ahead - ahead : self._ahead + queries]
 
 
-def _groups(starts: Sequence[int], shared: Sequence[int]) -> list[tuple[int, int]]:
-    """First row of each block and the one past its last: what costs least, by the model of `_FETCH` and `_CALL`.
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Neighbouring tokens that one row adds to its pack."""
 
-    A row's keys are its path; those of a block are the path of its first row and all that the others add. Together,
-    rows fetch what they share once; but every query of a block is multiplied with every key of it.
+    row: int
+    ahead: int
+    "tokens of the row before these"
+    begin: int
+    "place in the pack of the first of these"
+    end: int
+    "one past the last"
+
+
+def _pieces(packed: Pack) -> list[_Piece]:
+    """What the rows add, in pieces of at most `_PIECE` tokens: a long row needs not be one block."""
+    pieces = []
+    for row, ((start, stop), shared) in enumerate(
+        zip(pairwise(packed.starts.tolist()), packed.shared.tolist(), strict=True)
+    ):
+        for begin in range(start, stop, _PIECE):
+            end = min(begin + _PIECE, stop)
+            pieces.append(_Piece(row=row, ahead=shared + begin - start, begin=begin, end=end))
+    return pieces
+
+
+def _groups(pieces: Sequence[_Piece]) -> list[tuple[int, int]]:
+    """First piece of each block and the one past its last: what costs least, by the model of `_FETCH` and `_CALL`.
+
+    A piece's keys are its path; those of a block are the path of its first piece and all that the others add. Together,
+    pieces fetch what they share once; but every query of a block is multiplied with every key of it.
     """
     best: list[tuple[float, int]] = [(0.0, 0)]
-    for end in range(1, len(shared) + 1):
+    for end in range(1, len(pieces) + 1):
         least = (float("inf"), 0)
         for first in range(end - 1, -1, -1):
-            queries = starts[end] - starts[first]
+            queries = pieces[end - 1].end - pieces[first].begin
             if queries * queries > least[0]:
                 break  # a larger block costs more than this one
-            block = (queries + _FETCH) * (shared[first] + queries) + _CALL if queries else 0
+            block = (queries + _FETCH) * (pieces[first].ahead + queries) + _CALL
             least = min(least, (best[first][0] + block, first))
         best.append(least)
-    groups, end = [], len(shared)
+    groups, end = [], len(pieces)
     while end:
         first = best[end][1]
-        if starts[end] > starts[first]:  # a row that adds nothing has nothing to ask
-            groups.append((first, end))
+        groups.append((first, end))
         end = first
     return groups[::-1]
 
@@ -191,8 +223,7 @@ def _attend(
     for name in ("softcap", "s_aux", "position_bias"):
         if options.get(name) is not None:
             raise TypeError(f"{type(module).__name__} wants {name}, which is not plain attention")
-    if tree.index is not None:
-        key, value = key.index_select(2, tree.index), value.index_select(2, tree.index)
+    key, value = key.index_select(2, tree.index), value.index_select(2, tree.index)
     pieces = zip(
         torch.split(query, tree.queries, 2),
         torch.split(key, tree.keys, 2),
