@@ -43,7 +43,7 @@ from turngym.types import FloatArray, Outcome, StopReason
 
 RATIOS = (1, 2, 5, 10)
 LAYOUTS = ("flat", "grouped", "packed")
-SIZES = {"1M": (128, 4, 5), "4M": (256, 5, 3), "12M": (384, 7, 2)}
+SIZES = {"1M": (128, 4, 5), "4M": (256, 5, 3), "12M": (384, 7, 4)}
 """Width, layers, and how many updates of each layout are timed."""
 
 FORKS, ANSWERS, LENGTH = 4, 8, 384
