@@ -1,7 +1,7 @@
 """A node of a `tree.Tree`: the words for who wrote what, and a light view of one span of tokens.
 
 The arrays belong to the tree; a `Node` is two words of memory that know where to look. Its array fields are
-views of the tree's memory that refuse writes; what may change after a node was added (reward, advantage, state
+views of the tree's memory that refuse writes; what may change after a node was added (reward, advantage, values, state
 key, snapshot, stop, outcome, metrics, log) is set through its properties, which keep the rules of the record.
 """
 
@@ -46,6 +46,7 @@ class Sparse:
     """Fields that few nodes have, by node index."""
 
     advantages: dict[int, FloatArray] = field(default_factory=dict)
+    values: dict[int, FloatArray] = field(default_factory=dict)
     snapshot: dict[int, Any] = field(default_factory=dict)
     stop: dict[int, StopReason] = field(default_factory=dict)
     outcome: dict[int, Outcome] = field(default_factory=dict)
@@ -162,6 +163,22 @@ class Node:
             raise TreeError(f"{tree.rollout_id}: advantage of node {index} must be finite, got {value}")
         tree._advantage[index] = number
         _put(tree._sparse.advantages, index, array)
+
+    @property
+    def values(self) -> FloatArray | None:
+        """`(T,)` a critic's value before each sampled token (float32, refuses writes), or None. Lives in memory only."""
+        return self.tree._sparse.values.get(self.index)
+
+    @values.setter
+    def values(self, value: npt.ArrayLike | None) -> None:
+        array = None if value is None else np.array(value, np.float32)
+        if array is not None:
+            array.flags.writeable = False
+            if array.shape != self.ids.shape:
+                raise TreeError(
+                    f"{self.tree.rollout_id}: values of node {self.index} have shape {array.shape}, its ids {self.ids.shape}"
+                )
+        _put(self.tree._sparse.values, self.index, array)
 
     @property
     def state_key(self) -> str | None:

@@ -256,7 +256,7 @@ class Tree:
         return (Node(self, i) for i in range(self._nodes))
 
     def __eq__(self, other: object) -> bool:
-        """True where both hold the same record, bit for bit (snapshots are handles and not compared)."""
+        """True where both hold the same record, bit for bit (what lives in memory only, snapshots and values, is not compared)."""
         if not isinstance(other, Tree):
             return NotImplemented
         mine, theirs = self._sparse, other._sparse

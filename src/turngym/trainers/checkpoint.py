@@ -7,6 +7,7 @@ a full disk is recognised and the one before it is used.
     checkpoints/update-000020/
         policy/          the model or adapter and its tokenizer, as transformers and PEFT load them
         state.pt         optimiser, learner counters
+        critic.pt        the critic's weights and optimiser, where there is one
         run.json         update, prompt ledger, counters, configuration
         manifest.json
 """

@@ -149,6 +149,43 @@ class CreditConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CriticConfig:
+    """Who guesses the returns that some credit rules compare with; see `trainers.critic`."""
+
+    kind: Literal["", "probe", "network"] = ""
+    "`probe`: a head on the policy's own hidden states, which it does not touch; `network`: a copy of the policy with a head, which learns by itself; empty means none"
+    hidden: int = 0
+    "width of the head's hidden layer; 0 makes it linear"
+    freeze_attention: bool = False
+    "of `network`: its attention layers keep the policy's first weights (SAO)"
+    lam: float = 1.0
+    "the critic is fitted to λ-returns; 1 means the returns themselves"
+    loss: Literal["mse", "huber"] = "mse"
+    "squared error, or Huber's with its knee at 1"
+    lr: float = 1e-3
+    "of AdamW without weight decay"
+    epochs: int = 4
+    "optimiser steps an update, each over the whole batch"
+    grad_clip: float = 1.0
+    "maximum norm of the gradient; 0 switches it off"
+    warmup: int = 0
+    "batches on which the critic alone learns, before the first update"
+
+    def __post_init__(self) -> None:
+        _at_least(self, "critic", 0, "hidden", "lam", "lr", "grad_clip", "warmup")
+        _at_least(self, "critic", 1, "epochs")
+        if self.lam > 1:
+            raise ConfigError(f"critic.lam is a share in [0, 1], got {self.lam!r}")
+        if self.freeze_attention and self.kind != "network":
+            raise ConfigError(
+                'critic.freeze_attention is of critic.kind = "network": nothing else has attention of its own'
+            )
+        given = [f.name for f in dataclasses.fields(self) if getattr(self, f.name) != f.default]
+        if given and not self.kind:
+            raise ConfigError(f"critic.{given[0]} is given, and no critic.kind")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LossConfig:
     """What is minimised."""
 
@@ -254,6 +291,7 @@ class TrainConfig:
     warmup: WarmupConfig = field(default_factory=WarmupConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     credit: CreditConfig = field(default_factory=CreditConfig)
+    critic: CriticConfig = field(default_factory=CriticConfig)
     loss: LossConfig = field(default_factory=LossConfig)
     optimiser: OptimiserConfig = field(default_factory=OptimiserConfig)
 

@@ -2,7 +2,9 @@
 
     tasks  = ledger.draw(n)
     trees  = await collect(tasks, policy, plan)        live environments, live forks
+    reading = critic.read(trees)                       a value per state, where the rule asks for it
     credit = apply(rule, trees)                        one advantage per action
+    critic.fit(trees, reading)
     learner.update(trees)                              the same model that sampled
     policy.weights_changed()                           its caches belong to the old weights
 
@@ -45,6 +47,7 @@ from turngym.trainers.checkpoint import must_match, newest_checkpoint, save_chec
 from turngym.trainers.config import TrainConfig
 from turngym.trainers.credit import NEEDS_STATE_KEYS, apply, get_rule
 from turngym.trainers.credit.shaping import Shaping
+from turngym.trainers.critic import Critic, make_critic
 from turngym.trainers.evaluate import Evaluation, evaluate
 from turngym.trainers.learner import Learner, with_adapter
 from turngym.trainers.ledger import PromptLedger
@@ -137,9 +140,10 @@ class Trainer:
             updates=config.run.updates,
             seed=derive(seed, "learner"),
         )
+        self.critic = self._make_critic()
         self.update = self.env_steps = self.policy_tokens = 0
         self.train_seconds = 0.0
-        self.warmed = False
+        self.warmed = not (config.warmup.episodes or config.critic.warmup)
         self._saved = -1
         self._restore(resume)
 
@@ -164,7 +168,7 @@ class Trainer:
             self._save()  # a warm-up without updates has something to keep as well
         except asyncio.CancelledError:
             self.ledger.rollback()
-            if self.warmed or not self.config.warmup.episodes:
+            if self.warmed:
                 self._save()
             self.events.on(RunEnded("interrupted"))
             raise
@@ -184,14 +188,48 @@ class Trainer:
         )
 
     async def _warm_up(self) -> dict[str, float]:
-        """Demonstrations, where the configuration asks for them. A run that was stopped here begins anew."""
-        if self.config.warmup.episodes and not self.warmed:
-            self.events.on(PhaseStarted("warm-up"))
+        """Demonstrations, then batches for the critic alone, where the configuration asks for them.
+
+        A run that was stopped here begins anew.
+        """
+        if self.warmed:
+            return {}
+        metrics: dict[str, float] = {}
+        self.events.on(PhaseStarted("warm-up"))
+        if self.config.warmup.episodes:
             seed = derive(self.config.run.seed, "warmup")
-            metrics = await warm_up(self.policy, self.train_tasks, self.config.warmup, seed=seed)
-            self.warmed = True
-            return metrics
-        return {}
+            metrics |= await warm_up(self.policy, self.train_tasks, self.config.warmup, seed=seed)
+            self.critic = self._make_critic()  # a copy is one of the policy that begins to learn
+        for batch in range(self.config.critic.warmup):
+            started = time.monotonic()
+            trees, _ = await self._grow_batch("critic", batch)
+            metrics |= {key: v for key, v in self._score(trees).items() if key.startswith("critic/")}
+            self._commit(trees, started)
+        self.warmed = True
+        return metrics
+
+    def _make_critic(self) -> Critic | None:
+        return make_critic(
+            self.config,
+            self.policy.model,
+            layout=self.learner.layout,
+            seed=derive(self.config.run.seed, "critic"),
+        )
+
+    def _score(self, trees: Sequence[Tree]) -> dict[str, float]:
+        """Shape rewards and give credit. A critic speaks before, and learns after it has judged."""
+        metrics = self.shaping(trees)
+        if self.critic is None:
+            return metrics | apply(self.rule, trees)
+        reading = self.critic.read(trees)
+        return metrics | apply(self.rule, trees) | self.critic.fit(trees, reading)
+
+    def _commit(self, trees: Sequence[Tree], started: float) -> None:
+        """Count what a batch has cost; its tasks are done."""
+        self.ledger.commit()
+        self.env_steps += sum(int(tree.meta["env_steps"]) for tree in trees)
+        self.policy_tokens += sum(tree.sampled_tokens for tree in trees)
+        self.train_seconds += time.monotonic() - started
 
     def _finished(self) -> bool:
         run = self.config.run
@@ -200,22 +238,16 @@ class Trainer:
     async def _cycle(self) -> dict[str, float]:
         """One batch: grow, credit, update. Returns its metrics."""
         started = time.monotonic()
-        trees, faults = await self._grow_batch()
+        trees, faults = await self._grow_batch("rollout", self.update)
         grown = time.monotonic()
-        metrics = rollout_metrics(trees) | {"faults/paths": float(faults)} | self.shaping(trees)
-        metrics |= apply(self.rule, trees)
+        metrics = rollout_metrics(trees) | {"faults/paths": float(faults)} | self._score(trees)
         self.events.on(TreesGrown(self.update + 1, "train", trees))
         self.events.on(PhaseStarted("update"))
         metrics |= self.learner.update(trees)
-        self.ledger.commit()
         self.update += 1
         self.policy.weights_changed(version=self.update)
-        spent = sum(int(tree.meta["env_steps"]) for tree in trees)
-        sampled = sum(tree.sampled_tokens for tree in trees)
-        self.env_steps += spent
-        self.policy_tokens += sampled
         ended = time.monotonic()
-        self.train_seconds += ended - started
+        self._commit(trees, started)
         return metrics | {
             "progress/env_steps": float(self.env_steps),
             "progress/policy_tokens": float(self.policy_tokens),
@@ -223,11 +255,13 @@ class Trainer:
             "progress/train_s": self.train_seconds,
             "time/rollout_s": grown - started,
             "time/update_s": ended - grown,
-            "time/tokens_per_s": sampled / max(grown - started, 1e-9),
+            "time/tokens_per_s": sum(t.sampled_tokens for t in trees) / max(grown - started, 1e-9),
         }
 
-    async def _grow_batch(self) -> tuple[list[Tree], int]:
+    async def _grow_batch(self, *batch: str | int) -> tuple[list[Tree], int]:
         """`rollout.trees` trees with at least one path that counts, and the number of paths that faults voided.
+
+        The words and numbers of `batch` name its seed.
 
         Tasks whose environment broke every time are replaced by the next ones; their paths are counted all the same.
         """
@@ -245,7 +279,7 @@ class Trainer:
                 self.plan,
                 options=self.options,
                 budget=self.tree_budget,
-                seed=derive(self.config.run.seed, "rollout", self.update, attempt),
+                seed=derive(self.config.run.seed, *batch, attempt),
                 live_paths=rollout.live_paths,
                 retries=rollout.retries,
                 on_leaf=lambda tree, leaf: self.events.on(PathFinished(tree, leaf)),
@@ -293,6 +327,8 @@ class Trainer:
         def write(folder: Path) -> None:
             save_weights(self.policy, folder / "policy")
             torch.save(self.learner.state(), folder / "state.pt")
+            if self.critic is not None:
+                torch.save(self.critic.state(), folder / "critic.pt")
             counters = {
                 "update": self.update,
                 "env_steps": self.env_steps,
@@ -325,6 +361,8 @@ class Trainer:
         must_match(counters["config"], config, where=str(newest), what="run", may_change=_MAY_CHANGE)
         load_weights(self.policy, newest / "policy")
         self.learner.load(torch.load(newest / "state.pt", weights_only=True))
+        if self.critic is not None:
+            self.critic.load(torch.load(newest / "critic.pt", weights_only=True))
         self.ledger.load(counters["ledger"])
         self.shaping.load(counters["shaping"])
         self.update, self.env_steps = counters["update"], counters["env_steps"]

@@ -149,6 +149,33 @@ def _row(nodes: Sequence[Node], trained: set[int], answers: set[int], leaf: int)
     )
 
 
+def unscored_row(
+    ids: npt.ArrayLike,
+    targets: npt.ArrayLike,
+    *,
+    rollout_id: str,
+    nodes: npt.ArrayLike | None = None,
+    leaf: int = 0,
+) -> Row:
+    """A row that asks for what is known before `targets` `(M,)` of `ids` `(T,)`; whatever a loss reads is 0.
+
+    The last target may be T: what is known at the end. `nodes` `(M,)` are 0 where none are given.
+    """
+    places = np.asarray(targets, np.int32)
+    nothing, integers = np.zeros(places.size, np.float32), np.zeros(places.size, np.int32)
+    return Row(
+        rollout_id=rollout_id,
+        ids=np.asarray(ids, np.int32),
+        targets=places,
+        behaviour_logprobs=nothing,
+        advantages=nothing,
+        lower_clip_extra=nothing,
+        version=integers,
+        nodes=integers if nodes is None else np.asarray(nodes, np.int32),
+        leaf=leaf,
+    )
+
+
 def signal_only(rows: Sequence[Row]) -> list[Row]:
     """Rows of trees that have an advantage other than 0: the others have no gradient, unless a penalty gives one.
 

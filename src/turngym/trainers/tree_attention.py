@@ -30,7 +30,7 @@ from torch import Tensor
 
 from turngym.agents.policies.kv import attention_kind
 from turngym.trainers.packing import Pack, pack
-from turngym.trainers.rows import Row
+from turngym.trainers.rows import Row, unscored_row
 from turngym.types import IntArray
 
 log = logging.getLogger(__name__)
@@ -369,19 +369,7 @@ def _gap(model: Any, forward: PackedForward) -> tuple[float, float]:
 
 def _plain_row(ids: Sequence[int]) -> Row:
     """A row that predicts all its tokens."""
-    targets = np.arange(1, len(ids), dtype=np.int32)
-    nothing = np.zeros(targets.size, np.float32)
-    return Row(
-        rollout_id="probe",
-        ids=np.array(ids, np.int32),
-        targets=targets,
-        behaviour_logprobs=nothing,
-        advantages=nothing,
-        lower_clip_extra=nothing,
-        version=np.zeros(targets.size, np.int32),
-        nodes=np.zeros(targets.size, np.int32),
-        leaf=0,
-    )
+    return unscored_row(ids, range(1, len(ids)), rollout_id="probe")
 
 
 @contextmanager

@@ -34,9 +34,10 @@ class Turn:
     starts_context: bool = False
 
 
-ALONE = ("pvpo", "v_half", "returns_to_go", "turn_gae")
+ALONE = ("pvpo", "v_half", "returns_to_go", "turn_gae", "tree_value", "sao")
 """Rules whose baseline is not the group's."""
 TIMED = ("reinforce_pp", "gigpo", "graph", "ui_s1", "otb", "murphy", "returns_to_go", "turn_gae")
+TIMED += ("tree_value", "sao")
 """Rules that look at when a reward came."""
 UNDISCOUNTED = {"gigpo": {"gamma": 1.0}, "ui_s1": {"gamma": 1.0}}
 
@@ -55,6 +56,7 @@ def annotated(tree: Tree) -> Tree:
     for node in tree:
         if node.is_action:
             node.metrics.update(match=1.0, score_norm=0.5)
+            node.values = np.full(len(node.ids), 0.25)
         else:
             node.metrics["value"] = 0.25
             node.state_key = f"{len(tree.actions(node.index)) + 1:032x}"

@@ -21,7 +21,7 @@ NORMALISED = (
     *("grpo", "tree_grpo", "elpo", "trace", "tree_po", "appo", "logo", "murphy", "ui_s1"),
     *("reinforce_pp", "reinforce_pp_baseline", "unique"),
 )
-ABSOLUTE = ("pvpo", "v_half", "returns_to_go", "turn_gae", "murphy")
+ABSOLUTE = ("pvpo", "v_half", "returns_to_go", "turn_gae", "tree_value", "sao", "murphy")
 OLDEST_FIRST = ("appo", "logo")
 brief = settings(max_examples=20)
 

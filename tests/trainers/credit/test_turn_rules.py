@@ -10,11 +10,12 @@ from credit_trees import Leaf, Turn, actions, grow, score
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turngym.errors import CreditError
+from turngym.errors import CreditError, TreeError
 from turngym.trainers.credit import NEEDS_STATE_KEYS, apply, get_rule
-from turngym.trainers.credit.tokens import adaptive_lambda, sao, token_gae
+from turngym.trainers.credit.tokens import adaptive_lambda, sao, token_gae, token_returns
+from turngym.trainers.credit.turns import state_returns
 from turngym.tree import Kind, Origin, Tree
-from turngym.types import StopReason
+from turngym.types import Outcome, StopReason
 
 
 def over_actions(tree: Tree, name: str, **options: object) -> list[float]:
@@ -72,9 +73,9 @@ def test_with_lambda_1_gae_is_the_return_to_go_minus_the_value(rewards):
 
 
 def test_gae_looks_at_the_mean_of_the_branches_that_follow():
-    # all values .25, λ = γ = 1: leaves .75 and −.25; before them .25 − .25 + mean = .25
+    # all values .25, λ = γ = 1: leaves .75 and −.25, half of them each; before them .25 − .25 + mean = .25
     assert over_actions(grow([[1.0, 0.0]]), "turn_gae", gamma=1.0, lam=1.0) == pytest.approx(
-        [0.25, 0.75, -0.25]
+        [0.25, 0.375, -0.125]
     )
 
 
@@ -92,6 +93,57 @@ def test_a_path_that_was_cut_is_masked_failed_or_goes_on_with_the_critic():
     assert score("turn_gae", tree, truncated="fail").advantages[last] == pytest.approx(-0.25)
     bootstrapped = score("turn_gae", tree, truncated="bootstrap", gamma=1.0).advantages[last]
     assert bootstrapped == pytest.approx(0.75 - 0.25)
+
+
+def test_a_path_that_succeeded_at_the_limit_is_not_continued():
+    tree = cut_after_one_turn()
+    tree[tree.leaves[-1]].metrics["value"] = 0.75
+    tree[tree.leaves[-1]].outcome = Outcome.SUCCESS
+    last = actions(tree)[-1]
+    found = score("turn_gae", tree, truncated="bootstrap", gamma=1.0).advantages[last]
+    assert found == pytest.approx(-0.25)
+
+
+def test_a_critic_is_fitted_to_the_mean_return_from_each_state_on():
+    # the root: (1 + (2 + (1 + 0)/2)) / 2 = 1.75; behind the second action (1 + 0)/2, whatever the critic said
+    tree = grow([1.0, Turn([1.0, 0.0], reward=2.0)])
+    second = tree.children(actions(tree)[1])[0]
+    assert state_returns(tree) == pytest.approx({0: 1.75, second: 0.5})
+    # γ = λ = .5, all V .25: behind the fork .5; the root: δ of 1.0 is .75, of the other 2 + .125 − .25 = 1.875, and
+    # .25 · .25 of what follows: .25 + (.75 + 1.9375)/2
+    assert state_returns(tree, gamma=0.5, lam=0.5)[0] == pytest.approx(0.25 + (0.75 + 1.9375) / 2)
+
+
+def test_a_masked_path_is_no_target_and_a_bootstrapped_one_is():
+    tree = cut_after_one_turn()
+    tree[tree.leaves[-1]].metrics["value"] = 0.75
+    assert state_returns(tree)[0] == pytest.approx(1.0)
+    assert state_returns(tree, truncated="fail")[0] == pytest.approx(0.5)
+    assert state_returns(tree, truncated="bootstrap")[0] == pytest.approx((1 + 0.75) / 2)
+
+
+# ---------------------------------------------------------------------- siblings and a critic
+
+
+def test_tree_value_averages_siblings_and_critic():
+    # V .25 everywhere, trust 1. Root: Q .5 (the mean of 1 and 0) and 1: baselines (1 + .25)/2 and (.5 + .25)/2.
+    # Below the fork, half of: 1 − (0 + .25)/2 and 0 − (1 + .25)/2
+    tree = grow([[1.0, 0.0], 1.0])
+    found = over_actions(tree, "tree_value", trust=1.0)
+    assert found == pytest.approx([-0.125, 0.4375, -0.3125, 0.625])
+    # trust 3: (1 + .75)/4, …
+    assert over_actions(tree, "tree_value", trust=3.0)[0] == pytest.approx(0.5 - 0.4375)
+
+
+def test_without_siblings_the_critic_is_the_baseline():
+    assert over_actions(grow([chain(1.0, 2.0)]), "tree_value") == pytest.approx([2.75, 1.75])
+
+
+def test_tree_value_refuses_a_state_without_a_value():
+    tree = grow([1.0, 0.0])
+    del tree[0].metrics["value"]
+    with pytest.raises(CreditError, match=r"tree_value: tree: metrics\['value'\] of node 0 has none.*critic"):
+        score("tree_value", tree)
 
 
 @pytest.mark.parametrize("value", [None, math.nan])
@@ -134,26 +186,58 @@ def test_token_gae_links_the_turns_over_the_observation():
     assert found == pytest.approx([0.704, 0.56, 0.0, 0.4])
 
 
+def valued(tree: Tree, values: dict[int, list[float]]) -> Tree:
+    for node, said in values.items():
+        tree[node].values = said
+    return tree
+
+
 def test_sao_takes_lambda_from_the_sampled_tokens_of_the_path():
-    tree = token_tree()
+    tree = valued(token_tree(), {1: [0.2, 0.4, np.nan], 3: [0.6]})
     alpha = 1 / (3 * 0.1)  # 1 − 1/(α·3) = .9
-    credit = sao(tree, {1: [0.2, 0.4, np.nan], 3: [0.6]}, alpha=alpha)
+    (credit,) = sao([tree], alpha=alpha, whiten=False)
     assert credit.advantages[1] == pytest.approx([0.704, 0.56, 0.0])
     assert credit.advantages[3] == pytest.approx([0.4])
 
 
 def test_sao_gives_a_shared_action_the_mean_over_its_paths():
     tree = grow([[1.0, 0.0]])
-    credit = sao(tree, {node: [0.0] for node in actions(tree)}, alpha=1e9)  # λ → 1
+    valued(tree, {node: [0.0] for node in actions(tree)})
+    (credit,) = sao([tree], alpha=1e9, whiten=False)  # λ → 1
     assert [float(credit.advantages[n][0]) for n in actions(tree)] == pytest.approx([0.5, 1.0, 0.0])
 
 
-@pytest.mark.parametrize("values", [{}, {1: [0.2, 0.4], 3: [0.6]}, {1: [0.2, math.nan, 0.0], 3: [0.6]}])
-def test_sao_refuses_values_that_do_not_fit_the_tokens(values):
-    with pytest.raises(
-        CreditError, match=r"sao: tokens: values of node 1 .* one finite value before each sampled"
-    ):
-        sao(token_tree(), values)
+def test_sao_puts_the_tokens_of_the_batch_on_one_scale():
+    trees = [valued(token_tree(), {1: [v, v, 0.0], 3: [v]}) for v in (0.2, 0.9)]
+    tokens = np.concatenate(
+        [
+            np.asarray(c.advantages[n])[t[n].loss_mask]
+            for t, c in zip(trees, sao(trees), strict=True)
+            for n in (1, 3)
+        ]
+    )
+    assert (tokens.mean(), tokens.std(ddof=1)) == pytest.approx((0, 1), abs=1e-6)
+
+
+def test_the_targets_of_a_token_critic_are_returns_to_go_for_lambda_1():
+    tree = valued(token_tree(), {1: [0.2, 0.4, np.nan], 3: [0.6]})
+    returns = token_returns(tree)
+    assert returns[1][:2] == pytest.approx([1.0, 1.0])
+    assert returns[3] == pytest.approx([1.0])
+    assert token_returns(tree, lam=0.0)[1][:2] == pytest.approx([0.4, 0.6])  # V of the next token
+
+
+@pytest.mark.parametrize(
+    ("values", "words"), [({}, "has no values"), ({1: [0.2, math.nan, 0.0], 3: [0.6]}, "not finite")]
+)
+def test_sao_refuses_actions_without_a_value_before_each_token(values, words):
+    with pytest.raises(CreditError, match=rf"sao: tokens: node 1 .*{words}.*before each sampled"):
+        sao([valued(token_tree(), values)])
+
+
+def test_values_that_do_not_fit_the_tokens_are_refused():
+    with pytest.raises(TreeError, match=r"values of node 1 have shape \(2,\), its ids \(3,\)"):
+        valued(token_tree(), {1: [0.2, 0.4]})
 
 
 # ---------------------------------------------------------------------- GiGPO
@@ -284,4 +368,5 @@ def test_sao_pays_the_last_token_that_was_sampled_and_not_the_template_behind_it
     )
     tree[action].stop = StopReason.TERMINATED
     # λ = 1 − 1/(1.5 · 2) = 2/3; the last sampled token: 1 − .4 = .6; the first: .4 − .2 + 2/3 · .6 = .6
-    assert sao(tree, {action: [0.2, 0.4, 9.0]}).advantages[action] == pytest.approx([0.6, 0.6, 0.0])
+    (credit,) = sao([valued(tree, {action: [0.2, 0.4, 9.0]})], whiten=False)
+    assert credit.advantages[action] == pytest.approx([0.6, 0.6, 0.0])

@@ -7,7 +7,7 @@
 compares:
 
     whole paths         grpo.py (also Spark, ARPO, SUPO, MemAgent), median.py, strategies.py; over a batch: reinforce.py
-    a known value       prior.py (of the task), turns.py (of the state), tokens.py (before each token)
+    a known value       prior.py (of the task), turns.py (of the state), tokens.py (before each token), tree_value.py
     turns               turns.py, otb.py, gigpo.py (same state), semi_online.py (same turn)
     branches of a fork  tree_rloo.py, vine.py, subtrees.py, tree_grpo.py, elpo.py, murphy.py, logo.py, appo.py
     pairs, rewards      pairs.py, shaping.py: what comes after and before credit
@@ -20,12 +20,15 @@ from turngym.trainers.credit.graph import graph
 from turngym.trainers.credit.grpo import dr_grpo, grpo, rloo
 from turngym.trainers.credit.registry import (
     BATCH_RULES,
+    CRITIC_RULES,
     LOWER_CLIP_EXTRA,
     NEEDS_STATE_KEYS,
     RULES,
     TREE_RULES,
+    ReadsValues,
     apply,
     get_rule,
+    options_of,
 )
 from turngym.trainers.credit.tree_grpo import tree_grpo
 from turngym.trainers.credit.tree_rloo import tree_rloo
@@ -34,6 +37,7 @@ from turngym.trainers.credit.vine import vine
 __all__ = [
     "BATCH_RULES",
     "CRITICAL_TURN",
+    "CRITIC_RULES",
     "LOWER_CLIP_EXTRA",
     "NEEDS_STATE_KEYS",
     "RULES",
@@ -41,6 +45,7 @@ __all__ = [
     "BatchRule",
     "Credit",
     "CreditRule",
+    "ReadsValues",
     "apply",
     "dr_grpo",
     "elpo",
@@ -48,6 +53,7 @@ __all__ = [
     "graph",
     "grpo",
     "lift",
+    "options_of",
     "rloo",
     "tree_grpo",
     "tree_rloo",

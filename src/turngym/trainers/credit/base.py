@@ -155,6 +155,18 @@ class Paths:
             for node, below in enumerate(self.children())
         ]
 
+    def walk_weights(self) -> Array:
+        """`(N,)` chance that a walk which takes one of `heard` at random comes through a node, times the root's children.
+
+        1 everywhere in a tree that branches at its root only. Below a fork a walk draws one ordinary trajectory, so
+        these weights make the gradient of a tree that of single trajectories.
+        """
+        weight, heard = np.ones(len(self.parent)), self.heard()
+        for node, below in enumerate(heard):  # parents come before their children
+            if below:
+                weight[below] = weight[node] / len(below)
+        return weight * (len(heard[self.top(heard)]) if self.leaves else 0)
+
     def main(self) -> npt.NDArray[np.bool_]:
         """`(N,)` True on the paths that were played from the start: at a fork below the root, the oldest child."""
         main = np.zeros(len(self.parent), np.bool_)

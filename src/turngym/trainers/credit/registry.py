@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -25,8 +26,10 @@ from turngym.trainers.credit.reinforce import reinforce_pp, reinforce_pp_baselin
 from turngym.trainers.credit.semi_online import ui_s1
 from turngym.trainers.credit.strategies import unique
 from turngym.trainers.credit.subtrees import spo, trace, tree_po, tree_rl, tree_rpo
+from turngym.trainers.credit.tokens import sao
 from turngym.trainers.credit.tree_grpo import tree_grpo
 from turngym.trainers.credit.tree_rloo import tree_rloo
+from turngym.trainers.credit.tree_value import tree_value
 from turngym.trainers.credit.turns import returns_to_go, turn_gae
 from turngym.trainers.credit.vine import vine
 from turngym.trainers.options import bind
@@ -51,6 +54,7 @@ TREE_RULES: Mapping[str, Callable[..., Credit]] = MappingProxyType(
         "ui_s1": ui_s1,
         "tree": tree_rloo,
         "graph": graph,
+        "tree_value": tree_value,
         "tree_grpo": tree_grpo,
         "tree_rpo": tree_rpo,
         "tree_po": tree_po,
@@ -67,7 +71,7 @@ TREE_RULES: Mapping[str, Callable[..., Credit]] = MappingProxyType(
 """Rules that score each tree alone."""
 
 BATCH_RULES: Mapping[str, Callable[..., list[Credit]]] = MappingProxyType(
-    {"reinforce_pp": reinforce_pp, "reinforce_pp_baseline": reinforce_pp_baseline}
+    {"reinforce_pp": reinforce_pp, "reinforce_pp_baseline": reinforce_pp_baseline, "sao": sao}
 )
 """Rules that look at all trees of an update at once."""
 
@@ -76,6 +80,15 @@ NEEDS_STATE_KEYS = frozenset({"gigpo", "graph", "unique"})
 
 RULES: Mapping[str, Callable[..., Any]] = MappingProxyType({**TREE_RULES, **BATCH_RULES})
 """Every credit rule by its name; options are the keyword-only parameters."""
+
+ReadsValues = Literal["states", "tokens"]
+"""Where a critic has to speak: `metrics["value"]` of each state in which an action was taken and each at which a path was
+cut, or `values` of each action, before every sampled token."""
+
+CRITIC_RULES: Mapping[str, ReadsValues] = MappingProxyType(
+    {"turn_gae": "states", "tree_value": "states", "sao": "tokens"}
+)
+"""Rules that can't do without a critic."""
 
 
 def get_rule(name: str, **options: Any) -> BatchRule:
@@ -94,6 +107,16 @@ def get_rule(name: str, **options: Any) -> BatchRule:
     """
     rule = bind("credit rule", RULES, name, options)
     return rule if name in BATCH_RULES else lift(rule)
+
+
+def options_of(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Every option that rule `name` runs with: those given, and the defaults of the others.
+
+    >>> options_of("turn_gae", {"lam": 1.0})
+    {'gamma': 0.99, 'lam': 1.0, 'truncated': 'mask'}
+    """
+    bound = inspect.signature(bind("credit rule", RULES, name, options))
+    return {p.name: p.default for p in bound.parameters.values() if p.kind is p.KEYWORD_ONLY}
 
 
 def apply(rule: BatchRule, trees: Sequence[Tree]) -> dict[str, float]:

@@ -3,19 +3,20 @@
 The one idea: with one rollout a task there is no group to compare with, so a value network gives the baseline, token
 by token. Observation tokens are no actions: the last token of a turn is linked to the first token of the next.
 
-Source: SAO, from formulas and tables extracted from its PDF; λ by length is that of VAPO. The values come from the
-caller, since a tree has no place for them; the mask on the ratio is a loss (DIS), not a rule of credit.
+Source: SAO, from formulas and tables extracted from its PDF; λ by length is that of VAPO. The values are
+`node.values` of each action, which `trainers.critic` writes; the mask on the ratio is a loss (DIS), not a rule of credit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from turngym.errors import CreditError
-from turngym.trainers.credit.base import Array, Credit, Truncated, read_paths
+from turngym.trainers.credit.base import Array, Credit, Paths, Truncated, read_paths
+from turngym.trainers.credit.batch import whiten as whitened
 from turngym.trainers.options import Positive, Share, checked
 from turngym.tree import Tree
 
@@ -57,49 +58,79 @@ def token_gae(
 
 @checked
 def sao(
-    tree: Tree,
-    values: Mapping[int, npt.ArrayLike],
+    trees: Sequence[Tree],
     *,
     gamma: Share = 1.0,
     alpha: Positive = 1.5,
+    whiten: bool = True,
     truncated: Truncated = "mask",
-) -> Credit:
+) -> list[Credit]:
     """`token_gae` on each path with λ = 1 − 1/(α · sampled tokens of the path); a shared action gets the mean.
 
-    The reward of an action stands at its last sampled token. Whiten the batch afterwards (`batch.whiten`), as the
-    paper does.
+    The reward of an action stands at its last sampled token. The advantages of all trees are put on one scale
+    (`batch.whiten`), as the paper does.
 
-    Biased by the error of V through λ < 1, the less the longer the path.
+    Biased by the error of V through λ < 1, the less the longer the path, by the scale of the batch, and below a fork,
+    where actions count once a branch.
 
     Args:
-        tree: paths of one task; one is enough.
-        values: for each action its `(T,)` values, by node index: the critic's guess before each token.
+        trees: all trees of an update; one path a tree is enough.
         gamma: discount a token.
         alpha: α.
+        whiten: put the batch on one scale; without it, advantages are in units of the reward.
         truncated: what to do with paths that a budget of ours cut.
 
     Raises:
-        CreditError: for a path without a stop or a reward, or an action without `(T,)` finite values.
+        CreditError: for a path without a stop or a reward, or an action without a finite value before each sampled
+            token.
     """
-    paths = read_paths(tree, "sao", truncated)
-    guess = {int(node): _checked_values(tree, int(node), values) for node in np.flatnonzero(paths.trained)}
+    batch = [read_paths(tree, "sao", truncated) for tree in trees]
+    credits = [paths.credit(_estimate(paths, gamma, lambda n: adaptive_lambda(n, alpha))) for paths in batch]
+    return whitened(trees, credits) if whiten else credits
+
+
+def token_returns(
+    tree: Tree, *, gamma: float = 1.0, lam: float = 1.0, truncated: Truncated = "mask"
+) -> dict[int, Array]:
+    """What a critic is fitted to: the λ-return before each sampled token of each trained action, by node index.
+
+    `(T,)` V + A of `token_gae`, the mean over the paths through an action; where a token was not sampled it says
+    nothing. With λ = 1 that is the return-to-go, whatever V is.
+
+    Args:
+        tree: paths of one task with the critic's values.
+        gamma: discount a token.
+        lam: λ of the critic.
+        truncated: as of `sao`: what was masked is no target.
+
+    Raises:
+        CreditError: as `sao`.
+    """
+    paths = read_paths(tree, "token_returns", truncated)
+    advantages = _estimate(paths, gamma, lambda _: lam)
+    return {node: _values(paths, node) + own for node, own in advantages.items()}
+
+
+def _estimate(paths: Paths, gamma: float, lam: Callable[[int], float]) -> dict[int, Array]:
+    """`(T,)` A of each trained action, where `lam(sampled tokens of the path)` is λ."""
+    tree = paths.tree
+    guess = {int(node): _values(paths, int(node)) for node in np.flatnonzero(paths.trained)}
     total = {node: np.zeros(len(tree[node].ids)) for node in guess}
     count = dict.fromkeys(guess, 0)
     for leaf, masked in zip(paths.leaves, paths.masked, strict=True):
         nodes = [] if masked else tree.actions(leaf)
-        sampled = [tree[node].loss_mask for node in nodes]
         if not nodes:
             continue
+        sampled = [tree[node].loss_mask for node in nodes]
         rewards = [_at_last(mask, paths.reward[node]) for mask, node in zip(sampled, nodes, strict=True)]
         mask = np.concatenate(sampled)
-        lam = adaptive_lambda(int(mask.sum()), alpha)
-        path_values = np.concatenate([guess[node] for node in nodes])
-        advantages = token_gae(np.concatenate(rewards), path_values, mask, gamma=gamma, lam=lam)
+        values = np.concatenate([guess[node] for node in nodes])
+        own = token_gae(np.concatenate(rewards), values, mask, gamma=gamma, lam=lam(int(mask.sum())))
         ends = np.cumsum([len(m) for m in sampled])[:-1]
-        for node, own in zip(nodes, np.split(advantages, ends), strict=True):
-            total[node] += own
+        for node, piece in zip(nodes, np.split(own, ends), strict=True):
+            total[node] += piece
             count[node] += 1
-    return paths.credit({node: total[node] / count[node] for node in guess})
+    return {node: total[node] / count[node] for node in guess}
 
 
 def _at_last(mask: npt.NDArray[np.bool_], reward: float) -> Array:
@@ -109,11 +140,12 @@ def _at_last(mask: npt.NDArray[np.bool_], reward: float) -> Array:
     return out
 
 
-def _checked_values(tree: Tree, node: int, values: Mapping[int, npt.ArrayLike]) -> Array:
-    given = np.asarray(values.get(node, ()), np.float64)
-    if given.shape != tree[node].ids.shape or not np.isfinite(given[tree[node].loss_mask]).all():
+def _values(paths: Paths, node: int) -> Array:
+    """`(T,)` the critic's, 0 where not sampled."""
+    found, mask = paths.tree[node].values, paths.tree[node].loss_mask
+    if found is None or not np.isfinite(found[mask]).all():
+        what = "has no values" if found is None else "has values that are not finite"
         raise CreditError(
-            f"sao: {tree.rollout_id}: values of node {node} have shape {given.shape}, its ids {tree[node].ids.shape}; "
-            "give one finite value before each sampled token"
+            f"{paths.rule}: {paths.tree.rollout_id}: node {node} {what}: write a critic's before each sampled token first"
         )
-    return given
+    return np.where(mask, found.astype(np.float64), 0.0)

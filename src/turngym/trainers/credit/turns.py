@@ -13,9 +13,10 @@ from typing import Literal
 
 import numpy as np
 
-from turngym.trainers.credit.base import Credit, Paths, Truncated, mean, read_paths
+from turngym.trainers.credit.base import Array, Credit, Paths, Truncated, mean, read_paths
 from turngym.trainers.options import Share, checked
 from turngym.tree import Tree
+from turngym.types import Outcome
 
 VALUE = "value"
 """Key of `node.metrics` at an observation: a critic's guess of the return from there on."""
@@ -54,8 +55,11 @@ def turn_gae(tree: Tree, *, gamma: Share = 0.99, lam: Share = 0.9, truncated: Cu
     V is `metrics["value"]` of the observation at which an action was taken; V(next) is 0 after the last action.
     With γ = λ = 1, A is the return-to-go minus V.
 
-    Unbiased for γ = λ = 1 and a tree that branches at its root only, if nothing is masked and V was fitted on other
-    rollouts. Biased otherwise by the error of V, the less the larger λ.
+    Below a fork, where actions count once a branch, A is weighed as in `tree`: times the root's children and the
+    chance of the walk that takes a branch at random (`Paths.walk_weights`).
+
+    Unbiased (times the number of root children) for γ = λ = 1, if nothing is masked, no fork looked ahead (see
+    `tree`) and V was fitted on other rollouts. Biased otherwise by the error of V, the less the larger λ.
 
     Source: Schulman et al. (arXiv:1506.02438), over turns as in turn-level PPO. Agents: γ .99, λ .9; an outcome at
     the end alone: 1 and 1.
@@ -70,9 +74,47 @@ def turn_gae(tree: Tree, *, gamma: Share = 0.99, lam: Share = 0.9, truncated: Cu
     Raises:
         CreditError: for a path without a stop or a reward, or a state without a finite value.
     """
-    paths = read_paths(tree, "turn_gae", "mask" if truncated == "mask" else "fail")
+    paths = _paths(tree, "turn_gae", truncated)
+    return paths.credit(paths.walk_weights() * _estimate(paths, gamma, lam, truncated))
+
+
+def state_returns(
+    tree: Tree, *, gamma: float = 1.0, lam: float = 1.0, truncated: Cut = "mask"
+) -> dict[int, float]:
+    """What a critic is fitted to: the λ-return of each state in which a trained action was taken, by node index.
+
+        G(s) = V(s) + mean of A(n) over the actions that were taken in s,      A as `turn_gae`, not weighed
+
+    With λ = 1 that is the mean return from s on, whatever V is.
+
+    Args:
+        tree: paths of one task with the critic's values.
+        gamma: discount a turn.
+        lam: λ of the critic.
+        truncated: as of `turn_gae`: what was masked is no target.
+
+    Raises:
+        CreditError: as `turn_gae`.
+    """
+    paths = _paths(tree, "state_returns", truncated)
+    advantage = _estimate(paths, gamma, lam, truncated)
+    taken = [[child for child in below if paths.trained[child]] for below in paths.heard()]
+    return {
+        state: tree[state].metrics[VALUE] + mean(advantage[below])
+        for state, below in enumerate(taken)
+        if below
+    }
+
+
+def _paths(tree: Tree, rule: str, truncated: Cut) -> Paths:
+    return read_paths(tree, rule, "mask" if truncated == "mask" else "fail")
+
+
+def _estimate(paths: Paths, gamma: float, lam: float, truncated: Cut) -> Array:
+    """`(N,)` A of each trained action, 0 elsewhere."""
     cut = _values_at_cuts(paths) if truncated == "bootstrap" else {}
-    advantage, following, value_after = np.zeros(len(tree)), np.zeros(len(tree)), np.zeros(len(tree))
+    size = len(paths.parent)
+    advantage, following, value_after = np.zeros(size), np.zeros(size), np.zeros(size)
     value_after[list(cut)] = list(cut.values())
     for node, heard in reversed(list(enumerate(paths.heard()))):
         if heard:
@@ -82,11 +124,12 @@ def turn_gae(tree: Tree, *, gamma: Share = 0.99, lam: Share = 0.9, truncated: Cu
             delta = paths.reward[node] + gamma * value_after[node] - value
             advantage[node] = following[node] = delta + gamma * lam * following[node]
             value_after[node] = value
-    return paths.credit(advantage)
+    return advantage
 
 
 def _values_at_cuts(paths: Paths) -> dict[int, float]:
-    """V at the leaf of each path that was cut."""
-    cut = [leaf for leaf in paths.leaves if (stop := paths.tree[leaf].stop) is not None and stop.is_budget]
+    """V at the leaf of each path that was cut before it succeeded."""
+    ends = [(leaf, paths.tree[leaf]) for leaf in paths.leaves]
+    cut = [i for i, end in ends if end.stop and end.stop.is_budget and end.outcome is not Outcome.SUCCESS]
     what = "the critic's value of the state where the path was cut"
     return dict(zip(cut, paths.metric(VALUE, cut, what).tolist(), strict=True))

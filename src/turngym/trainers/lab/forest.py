@@ -264,6 +264,7 @@ def _tree(mdp: Mdp, nodes: Nodes, spans: list[slice], above: IntArray, name: str
             )
             norm = 1 - 2 * chances[action] + chances @ chances
             tree[node].metrics.update(match=1.0, score_norm=float(norm))
+            tree[node].values = [mdp.guess[state]]
             taken.append(state * len(mdp.actions) + action)
             if after == len(mdp.states):
                 tree[node].stop = StopReason.TERMINATED

@@ -89,12 +89,16 @@ TRIALS: Mapping[str, Trial] = MappingProxyType(
         "pvpo": Trial(rule="pvpo", claim="unbiased"),
         "v_half_loo": Trial(rule="v_half", options={"leave_one_out": True}, claim="unbiased"),
         "returns_to_go": Trial(rule="returns_to_go", claim="unbiased"),
+        "tree_value": Trial(rule="tree_value", plan="coin", claim="unbiased"),
         "turn_gae_mc": Trial(rule="turn_gae", options={"gamma": 1.0, "lam": 1.0}, claim="unbiased"),
+        "turn_gae_tree": Trial(
+            rule="turn_gae", options={"gamma": 1.0, "lam": 1.0}, plan="coin", claim="unbiased"
+        ),
         "dr_grpo": Trial(rule="dr_grpo", claim="scaled"),
         **_group("grpo", "mc_grpo", "v_half", "turn_gae", "gigpo", "unique", "ui_s1", "otb"),
         "graph": Trial(rule="graph", plan="coin"),
         "graph_group": Trial(rule="graph"),
-        **_group("reinforce_pp", "reinforce_pp_baseline"),
+        **_group("reinforce_pp", "reinforce_pp_baseline", "sao"),
         **_coin("tree_grpo", "tree_rpo", "tree_po", "tree_rl", "trace", "spo", "vine", "elpo"),
         **_coin("appo", "murphy", "logo"),
         "turn_index": Trial(rule="turn_index"),

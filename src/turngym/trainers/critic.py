@@ -1,0 +1,422 @@
+"""A critic: what it guesses is the baseline of rules without a group, and it learns from how the guesses turned out.
+
+    reading = critic.read(trees)         before credit: V of every state, or before every sampled token
+    apply(rule, trees)
+    critic.fit(trees, reading)           towards λ-returns; so no value has seen the rollouts that it judges
+
+V stands on the last hidden state of a decoder: that of the last token before an action's first one is the value of the
+state in which the action is taken. Two kinds:
+
+    probe     a head on the policy's own hidden states. It takes them as they are, and no gradient of it reaches the
+              policy; its forward is all that it costs.
+    network   a copy of the policy, made when the run starts, with a head, and an optimiser for both. Twice the memory,
+              and free to see what the policy does not look at. SAO freezes its attention, without which the critic's
+              gradient grew and the result fell.
+
+What learns in the copy is what learns in the policy: all its weights, or its adapter. A head that shares and changes the
+policy's trunk is left out: its loss would pull on the policy with a scale that belongs to the rewards.
+
+Sources: Schulman et al. (arXiv:1506.02438); SAO, for λ = 1, two updates a step, frozen attention and a warm-up.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from turngym.errors import ConfigError, HarnessFault, TreeError
+from turngym.trainers.config import CriticConfig, TrainConfig
+from turngym.trainers.credit import CRITIC_RULES, ReadsValues, options_of
+from turngym.trainers.credit.base import Array
+from turngym.trainers.credit.tokens import token_returns
+from turngym.trainers.credit.turns import VALUE, state_returns
+from turngym.trainers.layouts import Layout
+from turngym.trainers.ranks import Ranks, whole
+from turngym.trainers.rows import Row, unscored_row
+from turngym.trainers.tree_attention import unwrapped
+from turngym.tree import Node, Tree
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a critic said about some trees, kept until it has learnt from how they ended."""
+
+    rows: list[list[Row]]
+    "of each tree; `targets` are the tokens behind the places where it spoke"
+    values: dict[int, Array]
+    "`(M,)` of each row, by `id(row)`"
+    hidden: list[tuple[Sequence[Row], Tensor]]
+    "rows of each forward and `(M, H)` what a probe saw there; empty for a network, which looks again"
+
+
+def make_critic(config: TrainConfig, model: Any, *, layout: Layout, seed: int) -> Critic | None:
+    """The critic that the credit rule of a run needs, or None where it needs none.
+
+    Args:
+        config: of the run.
+        model: the policy's.
+        layout: of the learner's forwards.
+        seed: of the first weights of a hidden layer.
+
+    Raises:
+        ConfigError: for a rule that needs a critic where there is none, a critic that the rule does not read, or one
+            that can't be made for this model.
+    """
+    rule, kind = config.credit.rule, config.critic.kind
+    where = CRITIC_RULES.get(rule)
+    if where is None:
+        if kind:
+            raise ConfigError(
+                f"credit rule {rule} reads no critic: leave critic.kind = {kind!r} out, or use {', '.join(CRITIC_RULES)}"
+            )
+        return None
+    if not kind:
+        raise ConfigError(f'credit rule {rule} needs a critic: set critic.kind = "probe" (or "network")')
+    options = options_of(rule, config.credit.options)
+    return Critic(
+        model,
+        config.critic,
+        where=where,
+        gamma=options.get("gamma", 1.0),
+        truncated=options["truncated"],
+        layout=layout,
+        micro_tokens=config.optimiser.micro_tokens,
+        seed=seed,
+    )
+
+
+class Critic:
+    """Guesses returns, and learns to.
+
+    Args:
+        model: the policy's: a Hugging Face causal language model, or a PEFT one.
+        config: see `CriticConfig`.
+        where: see `ReadsValues`.
+        gamma: of the returns: a turn, or a token where it speaks before tokens.
+        truncated: what the credit rule does with paths that a budget cut.
+        layout: of the forwards; the model must be of the kind that it was made for.
+        micro_tokens: tokens in one forward.
+        seed: of the first weights of a hidden layer.
+
+    Raises:
+        ConfigError: for a model whose output layer can't be left out; for a `network` of sharded weights, which have no
+            copy, or without anything that learns.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        config: CriticConfig,
+        *,
+        where: ReadsValues,
+        gamma: float,
+        truncated: Any,
+        layout: Layout,
+        micro_tokens: int,
+        seed: int = 0,
+    ) -> None:
+        self.config, self.where, self.layout, self.micro_tokens = config, where, layout, micro_tokens
+        self.returns = {"gamma": gamma, "lam": config.lam, "truncated": truncated}
+        self.probing = config.kind == "probe"
+        self.trunk = model if self.probing else _own(model)
+        weight = unwrapped(model).get_input_embeddings().weight
+        self.device, self.dtype = weight.device, torch.promote_types(weight.dtype, torch.float32)
+        self.head = self._make_head(seed)
+        own = {} if self.probing else {n: p for n, p in self.trunk.named_parameters() if p.requires_grad}
+        self._saved = own | {f"head.{name}": p for name, p in self.head.named_parameters()}
+        if config.freeze_attention:
+            _freeze_attention(self.trunk)
+        self.parameters = [p for p in self._saved.values() if p.requires_grad]
+        self.optimiser = torch.optim.AdamW(self.parameters, lr=config.lr, weight_decay=0.0)
+        self._ranks = Ranks(self.head, self.parameters)
+        self._trunk_ranks = Ranks(self.trunk, list(self.trunk.parameters()))
+
+    def read(self, trees: Sequence[Tree]) -> Reading:
+        """Write what the critic guesses into `trees`: `metrics["value"]` of states, or `values` of actions.
+
+        Raises:
+            TreeError: for a state at the very start of a context, where nothing was seen yet.
+        """
+        rows = [value_rows(tree, self.where) for tree in trees]
+        values: dict[int, Array] = {}
+        hidden = []
+        with torch.no_grad(), _mode(self.trunk, training=False):
+            for part, seen in self._hidden([row for own in rows for row in own]):
+                said = torch.split(self._value(seen), [row.targets.size for row in part])
+                values |= {id(row): v.double().cpu().numpy() for row, v in zip(part, said, strict=True)}
+                if self.probing:
+                    hidden.append((part, seen))
+        for tree, own in zip(trees, rows, strict=True):
+            for row in own:
+                _write(tree, row, values[id(row)], self.where)
+        return Reading(rows, values, hidden)
+
+    def fit(self, trees: Sequence[Tree], reading: Reading) -> dict[str, float]:
+        """Learn from how `trees` ended: `epochs` optimiser steps over all of them.
+
+        Args:
+            trees: those of the reading, with their values.
+            reading: what `read` gave.
+
+        Returns:
+            `critic/*`; without `critic/explained_variance` where all returns are equal.
+
+        Raises:
+            CreditError: for a path without a stop or a reward.
+            HarnessFault: for a gradient that is not finite; the weights are then unchanged by that step.
+        """
+        targets = {
+            id(row): target
+            for tree, own in zip(trees, reading.rows, strict=True)
+            for row, target in zip(own, self._targets(tree, own), strict=True)
+        }
+        rows = [row for own in reading.rows for row in own]
+        values, wanted = (
+            _joined(self._ranks.gather(_joined([column[id(row)] for row in rows])))
+            for column in (reading.values, targets)
+        )
+        known = np.isfinite(wanted)
+        statistics = {"critic/targets": float(known.sum())} | _explained(values[known], wanted[known])
+        if not known.any():
+            return statistics
+        with _mode(self.trunk, training=not self.probing):
+            for _ in range(self.config.epochs):
+                loss, norm = self._step(reading, rows, targets, int(known.sum()))
+        return statistics | {"critic/loss": loss, "critic/grad_norm": norm}
+
+    def _step(
+        self, reading: Reading, rows: Sequence[Row], targets: dict[int, Array], count: int
+    ) -> tuple[float, float]:
+        """One optimiser step. Returns the mean loss before it, and the norm of the gradient before clipping."""
+        error = F.mse_loss if self.config.loss == "mse" else F.huber_loss
+        self.optimiser.zero_grad(set_to_none=True)
+        total = 0.0
+        for part, seen in reading.hidden if self.probing else self._hidden(rows):
+            target = torch.from_numpy(_joined([targets[id(row)] for row in part])).to(self.device, self.dtype)
+            known = torch.isfinite(target)
+            loss = error(self._value(seen)[known], target[known], reduction="sum") / count
+            loss.backward()  # type: ignore[no-untyped-call]
+            total += loss.item()
+        self._ranks.sum_gradients()
+        limit = self.config.grad_clip or math.inf
+        norm = float(whole(nn.utils.clip_grad_norm_(self.parameters, limit)))
+        if not math.isfinite(norm):
+            raise HarnessFault(f"the norm of the critic's gradient is {norm}: nothing was changed")
+        self.optimiser.step()
+        return self._ranks.total(total), norm
+
+    def _targets(self, tree: Tree, rows: Sequence[Row]) -> list[Array]:
+        """`(M,)` the returns of each row; NaN where none is known."""
+        if self.where == "states":
+            returns = state_returns(tree, **self.returns)
+            return [np.array([returns.get(int(node), math.nan) for node in row.nodes]) for row in rows]
+        own = token_returns(tree, **self.returns)
+        return [
+            _joined(
+                [
+                    own[node][mask] if node in own else np.full(int(mask.sum()), math.nan)
+                    for node, mask in (
+                        (node, tree[node].loss_mask) for node in dict.fromkeys(row.nodes.tolist())
+                    )
+                ]
+            )
+            for row in rows
+        ]
+
+    def _hidden(self, rows: Sequence[Row]) -> Iterator[tuple[Sequence[Row], Tensor]]:
+        """The rows of each forward and `(M, H)` the last hidden states where the critic speaks."""
+        parts = list(self.layout.parts(rows, self.micro_tokens)) if rows else []
+        with _without_output(self.trunk):
+            for part in self._trunk_ranks.padded(parts):
+                if part is None:  # this rank has nothing to do and another one has
+                    self.trunk(
+                        input_ids=torch.zeros((1, 1), dtype=torch.long, device=self.device), use_cache=False
+                    )
+                    continue
+                with part.attention(self.trunk):
+                    yield part.rows, part.logits(self.trunk).to(self.dtype)
+
+    def _value(self, hidden: Tensor) -> Tensor:
+        """`(M,)`."""
+        value: Tensor = self.head(hidden).squeeze(-1)
+        return value
+
+    def _make_head(self, seed: int) -> nn.Sequential:
+        """From a hidden state to a value, which is 0 at first."""
+        width, hidden = self._width(), self.config.hidden
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed % (1 << 31))
+            before = [nn.Linear(width, hidden), nn.SiLU()] if hidden else []
+            last = nn.Linear(hidden or width, 1)
+        nn.init.zeros_(last.weight)
+        nn.init.zeros_(last.bias)
+        return nn.Sequential(*before, last).to(self.device, self.dtype)
+
+    def _width(self) -> int:
+        """H, and whether the trunk answers with hidden states at all."""
+        ids = torch.zeros((1, 1), dtype=torch.long, device=self.device)
+        with torch.no_grad(), _mode(self.trunk, training=False), _without_output(self.trunk):
+            return int(self.trunk(input_ids=ids, use_cache=False).logits.shape[-1])
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint holds: all weights that are not the policy's, and the optimiser."""
+        return {
+            "weights": {name: p.detach() for name, p in self._saved.items()},
+            "optimiser": self.optimiser.state_dict(),
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Continue from a checkpoint."""
+        with torch.no_grad():
+            for name, parameter in self._saved.items():
+                parameter.copy_(state["weights"][name])
+        self.optimiser.load_state_dict(state["optimiser"])
+
+
+# ---------------------------------------------------------------------- where it speaks
+
+
+def value_rows(tree: Tree, where: ReadsValues) -> list[Row]:
+    """The contexts of `tree` with the places where a critic speaks, each in the first row that holds it.
+
+    `targets` are the tokens behind those places, so the last may lie one past the row; `nodes` say whose the values
+    are: the state's (any node that an action follows, and the last one of a path that a budget cut), or the action's.
+    Paths that ended in a fault are left out.
+
+    Raises:
+        TreeError: where nothing was seen yet.
+    """
+    rows: list[Row] = []
+    owned: set[int] = set()
+    for leaf in tree.leaves:
+        if tree.void(leaf):
+            continue
+        asked = _asked(tree, leaf, where) - owned
+        for segment in tree.segments(leaf):
+            here = asked.intersection(segment)
+            if here:
+                owned |= here
+                rows.append(_row([tree[i] for i in segment], here, leaf, where))
+    return rows
+
+
+def _asked(tree: Tree, leaf: int, where: ReadsValues) -> set[int]:
+    """Nodes on the path to `leaf` that get values."""
+    path = tree.path(leaf)
+    if where == "tokens":
+        return {node for node in path if tree[node].loss_mask.any()}
+    stop = tree[leaf].stop
+    cut = {leaf} if stop is not None and stop.is_budget else set()
+    return {node for node, after in pairwise(path) if tree[after].is_action} | cut
+
+
+def _row(nodes: Sequence[Node], asked: set[int], leaf: int, where: ReadsValues) -> Row:
+    last = max(i for i, node in enumerate(nodes) if node.index in asked)
+    targets: list[npt.NDArray[np.int64]] = []
+    owners: list[int] = []
+    start = 0
+    for node in nodes[: last + 1]:
+        end = start + node.ids.size
+        if node.index in asked:
+            behind = np.array([end]) if where == "states" else start + np.flatnonzero(node.loss_mask)
+            targets.append(behind)
+            owners += [node.index] * behind.size
+        start = end
+    if targets[0][0] == 0:
+        raise TreeError(
+            f"{nodes[0].tree.rollout_id}: node {nodes[0].index} asks for a value before the first token"
+        )
+    return unscored_row(
+        np.concatenate([node.ids for node in nodes[: last + 1]]),
+        np.concatenate(targets),
+        rollout_id=nodes[0].tree.rollout_id,
+        nodes=owners,
+        leaf=leaf,
+    )
+
+
+def _write(tree: Tree, row: Row, values: Array, where: ReadsValues) -> None:
+    for index in dict.fromkeys(row.nodes.tolist()):
+        own, node = values[row.nodes == index], tree[index]
+        if where == "states":
+            node.metrics[VALUE] = float(own[0])
+        else:
+            said = np.full(node.ids.size, math.nan)
+            said[node.loss_mask] = own
+            node.values = said
+
+
+def _joined(arrays: Sequence[Array]) -> Array:
+    return np.concatenate([np.empty(0), *arrays])
+
+
+def _explained(values: Array, returns: Array) -> dict[str, float]:
+    """1 − Var(G − V) / Var(G); nothing where all returns are equal."""
+    spread = float(returns.var()) if returns.size else 0.0
+    return {"critic/explained_variance": 1 - float((returns - values).var()) / spread} if spread else {}
+
+
+# ---------------------------------------------------------------------- the trunk
+
+
+def _own(model: Any) -> Any:
+    """A copy of the policy without its output layer."""
+    if any(isinstance(p, DTensor) for p in model.parameters()):
+        raise ConfigError(
+            'critic.kind = "network" copies the policy, and sharded weights have no copy: use "probe"'
+        )
+    trunk = copy.deepcopy(model)
+    unwrapped(trunk).set_output_embeddings(nn.Identity())
+    if not any(p.requires_grad for p in trunk.parameters()):
+        raise ConfigError('critic.kind = "network" has nothing that learns: use "probe"')
+    return trunk
+
+
+def _freeze_attention(trunk: Any) -> None:
+    layers = [module for module in trunk.modules() if type(module).__name__.endswith("Attention")]
+    if not layers:
+        raise ConfigError(
+            f"critic.freeze_attention: {type(unwrapped(trunk)).__name__} has no layers called attention"
+        )
+    for layer in layers:
+        layer.requires_grad_(False)
+
+
+@contextmanager
+def _without_output(model: Any) -> Iterator[None]:
+    """`model` with hidden states in the place of its logits, which are then not computed."""
+    base = unwrapped(model)
+    output = base.get_output_embeddings()
+    if output is None:
+        raise ConfigError(
+            f"a critic reads hidden states: {type(base).__name__} has no output layer to leave out"
+        )
+    base.set_output_embeddings(nn.Identity())
+    try:
+        yield
+    finally:
+        base.set_output_embeddings(output)
+
+
+@contextmanager
+def _mode(model: Any, *, training: bool) -> Iterator[None]:
+    was_training = model.training
+    model.train(training)
+    try:
+        yield
+    finally:
+        model.train(was_training)
