@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -12,7 +13,9 @@ from torch.distributed.fsdp import fully_shard
 
 from scored_trees import HASH, VOCABULARY, random_tree
 from small_models import tiny_model
-from turngym.trainers.config import LossConfig, OptimiserConfig
+from turngym.trainers.config import CriticConfig, LossConfig, OptimiserConfig
+from turngym.trainers.critic import Critic
+from turngym.trainers.layouts import get_layout
 from turngym.trainers.learner import Learner
 from turngym.trainers.ranks import whole
 from turngym.tree import Tree
@@ -35,17 +38,47 @@ def batch(update: int) -> list[Tree]:
     return [random_tree(range(n), 10 * update + n) for n in (9, 2, 4, 1)]
 
 
-def trained(
-    setting: str, trees: slice, *, shard: bool = False
-) -> tuple[list[torch.Tensor], dict[str, float]]:
-    """Weights after some updates on these trees of each batch, and the statistics of the last."""
-    loss, options = SETTINGS[setting]
+def replicated_or_sharded(*, shard: bool) -> Any:
     model = tiny_model("opt", seed=1, vocabulary=VOCABULARY).double()
     if shard:
         mesh = init_device_mesh("cpu", (dist.get_world_size(),))
         for layer in model.model.decoder.layers:
             fully_shard(layer, mesh=mesh)
         fully_shard(model, mesh=mesh)
+    return model
+
+
+def criticised(
+    kind: str, trees: slice, *, shard: bool = False
+) -> tuple[list[torch.Tensor], dict[str, float]]:
+    """What a critic of these trees has learnt, and its statistics."""
+    model = replicated_or_sharded(shard=shard)
+    found = Critic(
+        model,
+        CriticConfig(kind=kind, lr=1e-2),  # type: ignore[arg-type]
+        where="states",
+        gamma=1.0,
+        truncated="mask",
+        layout=get_layout("flat", model),
+        micro_tokens=40,
+    )
+    statistics: dict[str, float] = {}
+    for update in range(UPDATES):
+        mine = batch(update)[trees]
+        for tree in mine:
+            for node in tree:
+                if node.is_action:
+                    node.reward = float(node.index % 3)
+        statistics = found.fit(mine, found.read(mine))
+    return [p.detach() for p in found.parameters], statistics
+
+
+def trained(
+    setting: str, trees: slice, *, shard: bool = False
+) -> tuple[list[torch.Tensor], dict[str, float]]:
+    """Weights after some updates on these trees of each batch, and the statistics of the last."""
+    loss, options = SETTINGS[setting]
+    model = replicated_or_sharded(shard=shard)
     learner = Learner(
         model,
         loss=loss,
@@ -65,6 +98,8 @@ def main() -> None:
     mine = slice(0, 1) if rank == 0 else slice(1, None)
     results = {name: trained(name, mine) for name in SETTINGS}
     results["sharded"] = trained("plain", mine, shard=True)
+    results |= {f"critic {kind}": criticised(kind, mine) for kind in ("probe", "network")}
+    results["critic sharded"] = criticised("probe", mine, shard=True)
     torch.save(results, out / f"rank{rank}.pt")
     dist.destroy_process_group()
 

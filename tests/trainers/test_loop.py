@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
+from test_metrics_page import undefined
 from turngym.envs.text.corridor import Corridor
 from turngym.errors import CheckpointError, ConfigError, EnvFault, HarnessFault, UnknownName
 from turngym.events import Event, Measured, RunEnded, TreesGrown
@@ -88,6 +90,29 @@ def test_what_shaping_remembers_is_resumed(tmp_path: Path) -> None:
     assert a == b
     assert (a["updates"], len(a["failures"])) == (2, 2)
     assert all("shaping/meds" in straight.metrics()[update] for update in (1, 2))
+
+
+def test_a_critic_resumes_to_the_bit_and_learns_before_the_policy_does(tmp_path: Path) -> None:
+    settings = ["credit.rule=tree_value", "critic.kind=probe", "critic.warmup=1", "run.checkpoint_every=1"]
+    straight, second = Recorder(), Recorder()
+    train(small(*settings, "run.updates=2"), folder=tmp_path / "a", listeners=[straight])
+    train(small(*settings, "run.updates=1"), folder=tmp_path / "b")
+    train(small(*settings, "run.updates=2"), folder=tmp_path / "b", listeners=[second], resume=True)
+    assert weights(tmp_path / "a", 2) == weights(tmp_path / "b", 2)
+    found = [
+        torch.load(tmp_path / run / "checkpoints" / "update-000002" / "critic.pt", weights_only=True)
+        for run in ("a", "b")
+    ]
+    assert all(
+        torch.equal(found[0]["weights"][name], found[1]["weights"][name]) for name in found[0]["weights"]
+    )
+    metrics = straight.metrics()
+    assert comparable(metrics[2]) == comparable(second.metrics()[2])
+    assert metrics[0]["critic/targets"] > 0  # the warm-up, before the evaluation of update 0
+    assert metrics[0]["progress/env_steps"] > 0
+    assert undefined(metrics[0] | metrics[2]) == []
+    saved = AutoModelForCausalLM.from_pretrained(tmp_path / "a" / "checkpoints" / "update-000002" / "policy")
+    assert not any("head" in name.removeprefix("lm_head") for name in saved.state_dict())
 
 
 def test_no_task_is_lost_or_repeated_across_a_resume(tmp_path: Path) -> None:
@@ -233,6 +258,8 @@ def test_a_resume_with_another_configuration_names_the_field(tmp_path: Path) -> 
         ("policy.spec=scripted:oracle", ConfigError, "local"),
         ("tasks.env=turngym/Coridor-v0", UnknownName, "Corridor"),
         ("rollout.temperature=0.0", ConfigError, "temperature"),
+        ("credit.rule=turn_gae", ConfigError, "turn_gae needs a critic"),
+        ("critic.kind=probe", ConfigError, "grpo reads no critic"),
     ],
 )
 def test_what_can_t_be_honoured_is_refused_at_the_start(

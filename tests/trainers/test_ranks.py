@@ -60,3 +60,14 @@ def test_two_ranks_have_the_weights_of_one(name: str, together: list[dict[str, A
         }
         for key in keys & statistics.keys():
             assert theirs[key] == pytest.approx(statistics[key], rel=1e-5), key
+
+
+@pytest.mark.parametrize("name", ["probe", "network", "sharded"])
+def test_two_ranks_have_the_critic_of_one(name: str, together: list[dict[str, Any]]) -> None:
+    alone, statistics = two_ranks.criticised("probe" if name == "sharded" else name, slice(None))
+    for rank in together:
+        weights, theirs = rank[f"critic {name}"]
+        for mine, other in zip(alone, weights, strict=True):
+            torch.testing.assert_close(other, mine, rtol=1e-4, atol=1e-6)
+        for key in ("critic/targets", "critic/loss", "critic/explained_variance", "critic/grad_norm"):
+            assert theirs[key] == pytest.approx(statistics[key], rel=1e-4), key

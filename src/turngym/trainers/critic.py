@@ -38,7 +38,7 @@ from torch.distributed.tensor import DTensor
 
 from turngym.errors import ConfigError, HarnessFault, TreeError
 from turngym.trainers.config import CriticConfig, TrainConfig
-from turngym.trainers.credit import CRITIC_RULES, ReadsValues, options_of
+from turngym.trainers.credit import NEEDS_VALUES, ReadsValues, options_of
 from turngym.trainers.credit.base import Array
 from turngym.trainers.credit.tokens import token_returns
 from turngym.trainers.credit.turns import VALUE, state_returns
@@ -75,11 +75,11 @@ def make_critic(config: TrainConfig, model: Any, *, layout: Layout, seed: int) -
             that can't be made for this model.
     """
     rule, kind = config.credit.rule, config.critic.kind
-    where = CRITIC_RULES.get(rule)
+    where = NEEDS_VALUES.get(rule)
     if where is None:
         if kind:
             raise ConfigError(
-                f"credit rule {rule} reads no critic: leave critic.kind = {kind!r} out, or use {', '.join(CRITIC_RULES)}"
+                f"credit rule {rule} reads no critic: leave critic.kind = {kind!r} out, or use {', '.join(NEEDS_VALUES)}"
             )
         return None
     if not kind:
@@ -133,9 +133,14 @@ class Critic:
         self.trunk = model if self.probing else _own(model)
         weight = unwrapped(model).get_input_embeddings().weight
         self.device, self.dtype = weight.device, torch.promote_types(weight.dtype, torch.float32)
-        self.head = self._make_head(seed)
+        width = self._width()
+        self._standard = _Standard(width)
+        self.head = nn.Sequential(self._standard, *_layers(width, config.hidden, seed)).to(
+            self.device, self.dtype
+        )
         own = {} if self.probing else {n: p for n, p in self.trunk.named_parameters() if p.requires_grad}
-        self._saved = own | {f"head.{name}": p for name, p in self.head.named_parameters()}
+        head = self.head.state_dict(prefix="head.", keep_vars=True)
+        self._saved: dict[str, Tensor] = own | head
         if config.freeze_attention:
             _freeze_attention(self.trunk)
         self.parameters = [p for p in self._saved.values() if p.requires_grad]
@@ -151,17 +156,16 @@ class Critic:
         """
         rows = [value_rows(tree, self.where) for tree in trees]
         values: dict[int, Array] = {}
-        hidden = []
         with torch.no_grad(), _mode(self.trunk, training=False):
-            for part, seen in self._hidden([row for own in rows for row in own]):
+            hidden = list(self._hidden([row for own in rows for row in own]))
+            self._standard.learn([seen for _, seen in hidden], self._ranks)
+            for part, seen in hidden:
                 said = torch.split(self._value(seen), [row.targets.size for row in part])
                 values |= {id(row): v.double().cpu().numpy() for row, v in zip(part, said, strict=True)}
-                if self.probing:
-                    hidden.append((part, seen))
         for tree, own in zip(trees, rows, strict=True):
             for row in own:
                 _write(tree, row, values[id(row)], self.where)
-        return Reading(rows, values, hidden)
+        return Reading(rows, values, hidden if self.probing else [])
 
     def fit(self, trees: Sequence[Tree], reading: Reading) -> dict[str, float]:
         """Learn from how `trees` ended: `epochs` optimiser steps over all of them.
@@ -252,17 +256,6 @@ class Critic:
         """`(M,)`."""
         value: Tensor = self.head(hidden).squeeze(-1)
         return value
-
-    def _make_head(self, seed: int) -> nn.Sequential:
-        """From a hidden state to a value, which is 0 at first."""
-        width, hidden = self._width(), self.config.hidden
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed % (1 << 31))
-            before = [nn.Linear(width, hidden), nn.SiLU()] if hidden else []
-            last = nn.Linear(hidden or width, 1)
-        nn.init.zeros_(last.weight)
-        nn.init.zeros_(last.bias)
-        return nn.Sequential(*before, last).to(self.device, self.dtype)
 
     def _width(self) -> int:
         """H, and whether the trunk answers with hidden states at all."""
@@ -370,7 +363,57 @@ def _explained(values: Array, returns: Array) -> dict[str, float]:
     return {"critic/explained_variance": 1 - float((returns - values).var()) / spread} if spread else {}
 
 
-# ---------------------------------------------------------------------- the trunk
+# ---------------------------------------------------------------------- head and trunk
+
+
+class _Standard(nn.Module):
+    """Hidden states by their mean and spread in the first batch that was read.
+
+    What all states have in common is most of a hidden state (in `sprout`, the spread over states is a fifteenth of
+    its size), and a head would learn for long to look past it. Nothing is said before the first batch, and what it gave
+    stays, so values don't move when nothing was learnt.
+    """
+
+    mean: Tensor
+    scale: Tensor
+    known: Tensor
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(width))
+        self.register_buffer("scale", torch.ones(width))
+        self.register_buffer("known", torch.tensor(0.0))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """`(M, H)`."""
+        return (hidden - self.mean) / self.scale
+
+    def learn(self, hidden: Sequence[Tensor], ranks: Ranks) -> None:
+        """Take mean and spread from `hidden`, each `(M, H)`, of all ranks, unless they are known."""
+        if self.known:
+            return
+        width = self.mean.numel()
+        mine = torch.cat([torch.zeros(0, width), *(h.cpu() for h in hidden)]).double()
+        everyone = ranks.gather((len(mine), mine.sum(0), mine.square().sum(0)))
+        count, total, squares = (sum(column) for column in zip(*everyone, strict=True))
+        if not count:
+            return
+        mean, square = total / count, squares / count
+        least = 0.01 * square.mean().sqrt()  # what hardly varies must not explode when it does
+        self.mean.copy_(mean)
+        self.scale.copy_((square - mean.square()).clamp(min=0).sqrt().clamp(min=least))
+        self.known.fill_(1.0)
+
+
+def _layers(width: int, hidden: int, seed: int) -> list[nn.Module]:
+    """From hidden states to values, which are 0 at first."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed % (1 << 31))
+        before = [nn.Linear(width, hidden), nn.SiLU()] if hidden else []
+        last = nn.Linear(hidden or width, 1)
+    nn.init.zeros_(last.weight)
+    nn.init.zeros_(last.bias)
+    return [*before, last]
 
 
 def _own(model: Any) -> Any:

@@ -20,9 +20,9 @@ from turngym.trainers.credit.graph import graph
 from turngym.trainers.credit.grpo import dr_grpo, grpo, rloo
 from turngym.trainers.credit.registry import (
     BATCH_RULES,
-    CRITIC_RULES,
     LOWER_CLIP_EXTRA,
     NEEDS_STATE_KEYS,
+    NEEDS_VALUES,
     RULES,
     TREE_RULES,
     ReadsValues,
@@ -37,9 +37,9 @@ from turngym.trainers.credit.vine import vine
 __all__ = [
     "BATCH_RULES",
     "CRITICAL_TURN",
-    "CRITIC_RULES",
     "LOWER_CLIP_EXTRA",
     "NEEDS_STATE_KEYS",
+    "NEEDS_VALUES",
     "RULES",
     "TREE_RULES",
     "BatchRule",

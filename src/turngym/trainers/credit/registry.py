@@ -85,7 +85,7 @@ ReadsValues = Literal["states", "tokens"]
 """Where a critic has to speak: `metrics["value"]` of each state in which an action was taken and each at which a path was
 cut, or `values` of each action, before every sampled token."""
 
-CRITIC_RULES: Mapping[str, ReadsValues] = MappingProxyType(
+NEEDS_VALUES: Mapping[str, ReadsValues] = MappingProxyType(
     {"turn_gae": "states", "tree_value": "states", "sao": "tokens"}
 )
 """Rules that can't do without a critic."""
