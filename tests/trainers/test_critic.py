@@ -15,9 +15,10 @@ from small_models import tiny_model
 from turngym.errors import ConfigError, HarnessFault, TreeError
 from turngym.trainers.config import CriticConfig, LossConfig, OptimiserConfig, PolicyConfig, TrainConfig
 from turngym.trainers.credit import NEEDS_VALUES, RULES, apply, get_rule
-from turngym.trainers.critic import Critic, make_critic, value_rows
+from turngym.trainers.critic import Critic, make_critic
 from turngym.trainers.layouts import get_layout
 from turngym.trainers.learner import Learner, checkpoint_activations, with_adapter
+from turngym.trainers.value_rows import value_rows
 from turngym.tree import Kind, Origin, Tree
 from turngym.types import StopReason
 

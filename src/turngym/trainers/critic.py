@@ -26,27 +26,26 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from turngym.errors import ConfigError, HarnessFault, TreeError
+from turngym.errors import ConfigError, HarnessFault
 from turngym.trainers.config import CriticConfig, TrainConfig
 from turngym.trainers.credit import NEEDS_VALUES, ReadsValues, options_of
 from turngym.trainers.credit.base import Array
 from turngym.trainers.credit.tokens import token_returns
-from turngym.trainers.credit.turns import VALUE, state_returns
+from turngym.trainers.credit.turns import state_returns
 from turngym.trainers.layouts import Layout
 from turngym.trainers.ranks import Ranks, whole
-from turngym.trainers.rows import Row, unscored_row
+from turngym.trainers.rows import Row
 from turngym.trainers.tree_attention import unwrapped
-from turngym.tree import Node, Tree
+from turngym.trainers.value_rows import value_rows, write_values
+from turngym.tree import Tree
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +139,7 @@ class Critic:
         )
         own = {} if self.probing else {n: p for n, p in self.trunk.named_parameters() if p.requires_grad}
         head = self.head.state_dict(prefix="head.", keep_vars=True)
-        self._saved: dict[str, Tensor] = own | head
+        self._saved: dict[str, Tensor] = {**own, **head}
         if config.freeze_attention:
             _freeze_attention(self.trunk)
         self.parameters = [p for p in self._saved.values() if p.requires_grad]
@@ -164,7 +163,7 @@ class Critic:
                 values |= {id(row): v.double().cpu().numpy() for row, v in zip(part, said, strict=True)}
         for tree, own in zip(trees, rows, strict=True):
             for row in own:
-                _write(tree, row, values[id(row)], self.where)
+                write_values(tree, row, values[id(row)], self.where)
         return Reading(rows, values, hidden if self.probing else [])
 
     def fit(self, trees: Sequence[Tree], reading: Reading) -> dict[str, float]:
@@ -280,79 +279,6 @@ class Critic:
         self.optimiser.load_state_dict(state["optimiser"])
 
 
-# ---------------------------------------------------------------------- where it speaks
-
-
-def value_rows(tree: Tree, where: ReadsValues) -> list[Row]:
-    """The contexts of `tree` with the places where a critic speaks, each in the first row that holds it.
-
-    `targets` are the tokens behind those places, so the last may lie one past the row; `nodes` say whose the values
-    are: the state's (any node that an action follows, and the last one of a path that a budget cut), or the action's.
-    Paths that ended in a fault are left out.
-
-    Raises:
-        TreeError: where nothing was seen yet.
-    """
-    rows: list[Row] = []
-    owned: set[int] = set()
-    for leaf in tree.leaves:
-        if tree.void(leaf):
-            continue
-        asked = _asked(tree, leaf, where) - owned
-        for segment in tree.segments(leaf):
-            here = asked.intersection(segment)
-            if here:
-                owned |= here
-                rows.append(_row([tree[i] for i in segment], here, leaf, where))
-    return rows
-
-
-def _asked(tree: Tree, leaf: int, where: ReadsValues) -> set[int]:
-    """Nodes on the path to `leaf` that get values."""
-    path = tree.path(leaf)
-    if where == "tokens":
-        return {node for node in path if tree[node].loss_mask.any()}
-    stop = tree[leaf].stop
-    cut = {leaf} if stop is not None and stop.is_budget else set()
-    return {node for node, after in pairwise(path) if tree[after].is_action} | cut
-
-
-def _row(nodes: Sequence[Node], asked: set[int], leaf: int, where: ReadsValues) -> Row:
-    last = max(i for i, node in enumerate(nodes) if node.index in asked)
-    targets: list[npt.NDArray[np.int64]] = []
-    owners: list[int] = []
-    start = 0
-    for node in nodes[: last + 1]:
-        end = start + node.ids.size
-        if node.index in asked:
-            behind = np.array([end]) if where == "states" else start + np.flatnonzero(node.loss_mask)
-            targets.append(behind)
-            owners += [node.index] * behind.size
-        start = end
-    if targets[0][0] == 0:
-        raise TreeError(
-            f"{nodes[0].tree.rollout_id}: node {nodes[0].index} asks for a value before the first token"
-        )
-    return unscored_row(
-        np.concatenate([node.ids for node in nodes[: last + 1]]),
-        np.concatenate(targets),
-        rollout_id=nodes[0].tree.rollout_id,
-        nodes=owners,
-        leaf=leaf,
-    )
-
-
-def _write(tree: Tree, row: Row, values: Array, where: ReadsValues) -> None:
-    for index in dict.fromkeys(row.nodes.tolist()):
-        own, node = values[row.nodes == index], tree[index]
-        if where == "states":
-            node.metrics[VALUE] = float(own[0])
-        else:
-            said = np.full(node.ids.size, math.nan)
-            said[node.loss_mask] = own
-            node.values = said
-
-
 def _joined(arrays: Sequence[Array]) -> Array:
     return np.concatenate([np.empty(0), *arrays])
 
@@ -395,10 +321,11 @@ class _Standard(nn.Module):
         width = self.mean.numel()
         mine = torch.cat([torch.zeros(0, width), *(h.cpu() for h in hidden)]).double()
         everyone = ranks.gather((len(mine), mine.sum(0), mine.square().sum(0)))
-        count, total, squares = (sum(column) for column in zip(*everyone, strict=True))
+        count = sum(counted for counted, _, _ in everyone)
         if not count:
             return
-        mean, square = total / count, squares / count
+        mean = torch.stack([total for _, total, _ in everyone]).sum(0) / count
+        square = torch.stack([squares for _, _, squares in everyone]).sum(0) / count
         least = 0.01 * square.mean().sqrt()  # what hardly varies must not explode when it does
         self.mean.copy_(mean)
         self.scale.copy_((square - mean.square()).clamp(min=0).sqrt().clamp(min=least))
