@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from credit_trees import UNDISCOUNTED, Leaf, Turn, actions, grow, score
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from turngym.trainers.credit import RULES
@@ -100,7 +100,10 @@ def test_a_linear_rule_scales_with_the_rewards(name, spec, scale):
 @given(spec=trees, scale=st.sampled_from([0.5, 4.0]))
 def test_a_normalised_rule_does_not_scale(name, spec, scale):
     tree, scaled = grow(spec), grow(transform(spec, scale=scale))
-    assert close(in_order(name, scaled), in_order(name, tree), 1e-3)  # the 1e-6 beside the deviation
+    before = in_order(name, tree)
+    if name == "reinforce_pp_baseline":  # one trained token, or equals, have no deviation: they stay as they are
+        assume(len(set(before[np.isfinite(before)])) > 1)
+    assert close(in_order(name, scaled), before, 1e-3)  # the 1e-6 beside the deviation
 
 
 def split(spec):

@@ -187,7 +187,7 @@ BIASED = (
     "tree_rl",
     "tree_po",
 )
-BIASED += ("appo", "murphy", "logo", "sao")
+BIASED += ("appo", "murphy", "logo", "sao", "unique")
 
 
 @pytest.mark.parametrize("name", BIASED)
