@@ -101,7 +101,9 @@ def test_a_linear_rule_scales_with_the_rewards(name, spec, scale):
 def test_a_normalised_rule_does_not_scale(name, spec, scale):
     tree, scaled = grow(spec), grow(transform(spec, scale=scale))
     before = in_order(name, tree)
-    if name == "reinforce_pp_baseline":  # one trained token, or equals, have no deviation: they stay as they are
+    if (
+        name == "reinforce_pp_baseline"
+    ):  # one trained token, or equals, have no deviation: they stay as they are
         assume(len(set(before[np.isfinite(before)])) > 1)
     assert close(in_order(name, scaled), before, 1e-3)  # the 1e-6 beside the deviation
 
