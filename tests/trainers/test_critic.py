@@ -17,7 +17,8 @@ from turngym.trainers.config import CriticConfig, LossConfig, OptimiserConfig, P
 from turngym.trainers.credit import NEEDS_VALUES, RULES, apply, get_rule
 from turngym.trainers.critic import Critic, make_critic
 from turngym.trainers.layouts import get_layout
-from turngym.trainers.learner import Learner, checkpoint_activations, with_adapter
+from turngym.trainers.learner import Learner
+from turngym.trainers.model import checkpoint_activations, with_adapter
 from turngym.trainers.value_rows import value_rows
 from turngym.tree import Kind, Origin, Tree
 from turngym.types import StopReason

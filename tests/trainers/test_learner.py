@@ -10,7 +10,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from turngym.errors import ConfigError, HarnessFault, UnknownName
 from turngym.trainers.config import LossConfig, OptimiserConfig, PolicyConfig
 from turngym.trainers.inputs import Totals
-from turngym.trainers.learner import Learner, with_adapter
+from turngym.trainers.learner import Learner
+from turngym.trainers.model import with_adapter
 from turngym.trainers.rows import rows_of
 from turngym.tree import Kind, Origin, Tree
 from turngym.types import Outcome, StopReason

@@ -18,7 +18,8 @@ from small_models import tiny_model
 from turngym.errors import ConfigError
 from turngym.trainers.config import LossConfig, OptimiserConfig, PolicyConfig
 from turngym.trainers.layouts import FlatLayout, PackedLayout, get_layout
-from turngym.trainers.learner import Learner, checkpoint_activations, with_adapter
+from turngym.trainers.learner import Learner
+from turngym.trainers.model import checkpoint_activations, with_adapter
 from turngym.trainers.packing import Pack, depth_first, lay_out, pack, token_ratio
 from turngym.trainers.rows import Row, rows_of
 from turngym.trainers.tree_attention import (

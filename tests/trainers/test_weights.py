@@ -12,7 +12,7 @@ import torch
 from small_models import byte_tokenizer, tiny_model
 from turngym.agents.policies.local import LocalPolicy
 from turngym.trainers.config import PolicyConfig
-from turngym.trainers.learner import with_adapter
+from turngym.trainers.model import with_adapter
 from turngym.trainers.weights import _forget_places, load_weights, save_weights
 
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from turngym.errors import ConfigError, HarnessFault
 from turngym.seeding import generator
 from turngym.trainers.anchors import Anchor, Average, initial, teacher
-from turngym.trainers.config import LossConfig, OptimiserConfig, PolicyConfig
+from turngym.trainers.config import LossConfig, OptimiserConfig
 from turngym.trainers.inputs import (
     Totals,
     column,
@@ -56,37 +56,11 @@ from turngym.trainers.losses import (
 )
 from turngym.trainers.losses.base import log_ratio
 from turngym.trainers.losses.vcpo import learning_rate_factor as stale_rate_factor
+from turngym.trainers.model import checkpoint_activations
 from turngym.trainers.ranks import Ranks, whole
 from turngym.trainers.rows import Row, rows_of, signal_only, trained_paths
 from turngym.trainers.schedule import learning_rate_factor, minibatches, scaled
 from turngym.tree import Tree
-
-
-def with_adapter(model: Any, config: PolicyConfig, *, seed: int) -> Any:
-    """`model` with a fresh LoRA adapter on all its linear layers, or as it is where `lora_rank` is 0."""
-    if config.lora_rank == 0:
-        return model
-    from peft import LoraConfig, get_peft_model  # noqa: PLC0415 - only where it is used
-
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed % (1 << 31))
-        return get_peft_model(
-            model,
-            LoraConfig(
-                r=config.lora_rank,
-                lora_alpha=config.lora_alpha,  # PEFT divides by the rank
-                target_modules="all-linear",
-                task_type="CAUSAL_LM",
-            ),
-        )
-
-
-def checkpoint_activations(model: Any) -> None:
-    """Let `model` compute the activations of each layer again in the backward instead of keeping them."""
-    # transformers 5 renamed the method
-    name = "activation_checkpointing_enable"
-    enable = getattr(model, name, None) or model.gradient_checkpointing_enable
-    enable({"use_reentrant": False})
 
 
 class Learner:

@@ -49,9 +49,10 @@ from turngym.trainers.credit import NEEDS_STATE_KEYS, apply, get_rule
 from turngym.trainers.credit.shaping import Shaping
 from turngym.trainers.critic import Critic, make_critic
 from turngym.trainers.evaluate import Evaluation, evaluate
-from turngym.trainers.learner import Learner, with_adapter
+from turngym.trainers.learner import Learner
 from turngym.trainers.ledger import PromptLedger
 from turngym.trainers.metrics import rollout_metrics
+from turngym.trainers.model import with_adapter
 from turngym.trainers.warmup import warm_up
 from turngym.trainers.weights import load_weights, save_weights
 from turngym.tree import Tree
