@@ -89,8 +89,8 @@ MUTATIONS = (
     Mutation(
         kind="sign",
         file="credit/tree_rloo.py",
-        right="scale * weight * (value - baseline)",
-        wrong="scale * weight * (baseline - value)",
+        right="weight * (value - baseline)",
+        wrong="weight * (baseline - value)",
         tests=credit(),
     ),
     Mutation(
