@@ -34,9 +34,15 @@ QUICK = (
 )
 
 
+KEPT: set[str] = set()
+"""Containers that environments of other tests keep ready for the next episode."""
+
+
 @pytest.fixture(scope="module")
 def docker() -> Docker:
     require_engine()
+    gc.collect()
+    KEPT.update(containers())
     return Docker()
 
 
@@ -49,9 +55,10 @@ def inside(docker, body, limits=SMALL):
 
 
 def containers() -> list[str]:
-    """Those of this process."""
+    """Those of this process, without the ones that other tests keep."""
     label = f"{engine.OWNER}={engine.owner_label(os.getpid())}"
-    return [each["Id"] for each in engine.client().containers(all=True, filters={"label": label})]
+    found = [each["Id"] for each in engine.client().containers(all=True, filters={"label": label})]
+    return [name for name in found if name not in KEPT]
 
 
 def gone(within_s: float) -> bool:

@@ -71,10 +71,10 @@ def test_a_renewed_lease_goes_on(bubblewrap):
 
 def test_a_process_that_ended_before_its_sandbox_started_costs_one_sandbox(bubblewrap):
     async def body():
+        first = await bubblewrap.create()
+        known = children(first._family.lease)  # those of sandboxes that other tests keep as well
         box = await bubblewrap.create()
-        warden = box._family.lease._warden.process.pid
-        children = Path(f"/proc/{warden}/task/{warden}/children").read_text().split()
-        (waiting,) = set(map(int, children)) - {box._family.lease.pid}
+        (waiting,) = children(box._family.lease) - known - {box._family.lease.pid}
         os.kill(waiting, signal.SIGKILL)
         while Path(f"/proc/{waiting}/stat").read_text().rpartition(") ")[2][0] != "Z":
             await asyncio.sleep(0.01)
@@ -84,8 +84,13 @@ def test_a_process_that_ended_before_its_sandbox_started_costs_one_sandbox(bubbl
         async with await bubblewrap.create() as other:
             assert (await other.exec(["true"])).exit_code == 0
         await box.close()
+        await first.close()
 
-    gc.collect()  # sandboxes that other tests forgot are children of the warden, too
+    def children(lease) -> set[int]:
+        warden = lease._warden.process.pid
+        return set(map(int, Path(f"/proc/{warden}/task/{warden}/children").read_text().split()))
+
+    gc.collect()
     asyncio.run(body())
 
 
