@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
@@ -18,6 +19,13 @@ from turngym.trainers.statistics import t_quantile
 
 BASELINE = "grpo"
 """The rule that the others are measured against."""
+GROUP = ("rollout.plan=group", "rollout.plan_options={size=8}")
+ELPO = (
+    "rollout.plan=bisect",
+    "rollout.plan_options={roots=5, targets=1, suffixes_min=1, suffixes_max=3}",
+    "credit.rule=elpo",
+    "credit.options={}",
+)
 COLOURS = ("#8da0b3", "#d1495b", "#2e6f95", "#edae49", "#66a182", "#8d6a9f", "#3d405b", "#c98474")
 
 
@@ -48,6 +56,10 @@ class Race:
             rule: np.stack([curve for (name, _), curve in zip(jobs, done, strict=True) if name == rule])
             for rule in self.runs
         }
+
+    def heading(self, seeds: int) -> str:
+        """What stands over the table."""
+        return f"{self.title}, {self.env_steps:,} env steps, {seeds} seeds"
 
     @property
     def grid(self) -> np.ndarray:
@@ -83,6 +95,11 @@ class Race:
         level = curves[BASELINE].mean(0)[-1]
         first, reference = (_first_reach(curves[name].mean(0), level, self.grid) for name in (rule, BASELINE))
         return first / reference
+
+    def reached(self, curves: Mapping[str, np.ndarray]) -> dict[str, float]:
+        """`steps_ratio` of every other rule that came to the baseline's final success."""
+        ratios = {rule: self.steps_ratio(curves, rule) for rule in curves if rule != BASELINE}
+        return {rule: ratio for rule, ratio in ratios.items() if np.isfinite(ratio)}
 
     def table(self, curves: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
         """A row for every rule."""
@@ -135,3 +152,13 @@ def plot(races: Sequence[tuple[Race, Mapping[str, np.ndarray]]], path: Path) -> 
     figure.tight_layout()
     figure.savefig(path)
     plt.close(figure)
+
+
+def parse_arguments(doc: str | None, *, seeds: int, name: str, plot: str) -> argparse.Namespace:
+    """The flags of a race: `json`, `seeds`, `out` (a folder, by default `runs/name`) and `plot` (by default in `docs`)."""
+    parser = argparse.ArgumentParser(description=doc.splitlines()[0] if doc else None)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--seeds", type=int, default=seeds)
+    parser.add_argument("--out", type=Path, default=Path("runs", name))
+    parser.add_argument("--plot", type=Path, default=Path(__file__).parent.parent / "docs" / plot)
+    return parser.parse_args()

@@ -12,18 +12,14 @@ final success. The plot goes to `docs/rules.png`.
 
 from __future__ import annotations
 
-import argparse
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
-from _race import BASELINE, Race, plot
+from _race import ELPO, GROUP, Race, parse_arguments, plot
 from _report import report
 
-GROUP = ["rollout.plan=group", "rollout.plan_options={size=8}"]
 COIN = ["rollout.plan=coin", "rollout.plan_options={roots=5, probability=0.12}"]
 RULES = {
     "grpo": [*GROUP, "credit.rule=grpo", "credit.options={}"],
@@ -36,12 +32,7 @@ RULES = {
         "credit.rule=tree_grpo",
         "credit.options={}",
     ],
-    "elpo": [
-        "rollout.plan=bisect",
-        "rollout.plan_options={roots=5, targets=1, suffixes_min=1, suffixes_max=3}",
-        "credit.rule=elpo",
-        "credit.options={}",
-    ],
+    "elpo": ELPO,
     "trace": [*COIN, "credit.rule=trace", "credit.options={}"],
     "appo": [*COIN, "credit.rule=appo", "credit.options={}"],
 }
@@ -70,12 +61,7 @@ def warmed(folder: Path) -> Path:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--out", type=Path, default=Path("runs/credit"))
-    parser.add_argument("--plot", type=Path, default=Path(__file__).parent.parent / "docs" / "rules.png")
-    arguments = parser.parse_args()
+    arguments = parse_arguments(__doc__, seeds=5, name="credit", plot="rules.png")
 
     start = f"policy.spec=local:{warmed(arguments.out / 'warm').resolve()}"
     shell = replace(SHELL, common=[*SHELL.common, start])
@@ -85,13 +71,9 @@ def main() -> None:
     for name, race in races.items():
         curves = race.run(arguments.seeds, arguments.out / name)
         raced.append((race, curves))
-        ratios = {rule: race.steps_ratio(curves, rule) for rule in curves if rule != BASELINE}
-        figures |= {
-            f"steps_ratio_{name}_{rule}": ratio for rule, ratio in ratios.items() if np.isfinite(ratio)
-        }
+        figures |= {f"steps_ratio_{name}_{rule}": ratio for rule, ratio in race.reached(curves).items()}
         figures |= {f"final_success_{name}_{rule}": float(c[:, -1].mean()) for rule, c in curves.items()}
-        title = f"{race.title}, {race.env_steps:,} env steps, {arguments.seeds} seeds"
-        report(title, race.table(curves), {})
+        report(race.heading(arguments.seeds), race.table(curves), {})
     reached = [ratio for name, ratio in figures.items() if name.startswith("steps_ratio_corridor")]
     if reached:
         figures["steps_ratio_best"] = min(reached)

@@ -14,56 +14,37 @@ curve of a rule first reaches GRPO's final success, as a share of GRPO's steps. 
 
 from __future__ import annotations
 
-import argparse
-from pathlib import Path
-
-import numpy as np
-
-from _race import Race, plot
+from _race import ELPO, GROUP, Race, parse_arguments, plot
 from _report import report
 
-GROUP = ["rollout.plan=group", "rollout.plan_options={size=8}", "credit.options={}"]
 RACE = Race(
     title="Corridor with traps",
     recipe="demo",
     env_steps=8_000,
     common=["run.evaluate_every=4", "tasks.held_out=150", "rollout.trees=4"],
     runs={
-        "grpo": [*GROUP, "credit.rule=grpo"],
+        "grpo": [*GROUP, "credit.rule=grpo", "credit.options={}"],
         "tree": [
             "rollout.plan=coin",
             "rollout.plan_options={roots=8, probability=0.06}",
             "credit.rule=tree",
             "credit.options={pool=2.0}",
         ],
-        "elpo": [
-            "rollout.plan=bisect",
-            "rollout.plan_options={roots=5, targets=1, suffixes_min=1, suffixes_max=3}",
-            "credit.rule=elpo",
-            "credit.options={}",
-        ],
-        "graph": [*GROUP, "credit.rule=graph"],
+        "elpo": ELPO,
+        "graph": [*GROUP, "credit.rule=graph", "credit.options={}"],
     },
 )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--out", type=Path, default=Path("runs/learning"))
-    parser.add_argument("--plot", type=Path, default=Path(__file__).parent.parent / "docs" / "learning.png")
-    arguments = parser.parse_args()
-
+    arguments = parse_arguments(__doc__, seeds=3, name="learning", plot="learning.png")
     curves = RACE.run(arguments.seeds, arguments.out)
-    ratios = {rule: RACE.steps_ratio(curves, rule) for rule in ("tree", "elpo", "graph")}
-    figures = {f"steps_ratio_{rule}": ratio for rule, ratio in ratios.items() if np.isfinite(ratio)}
+    figures = {f"steps_ratio_{rule}": ratio for rule, ratio in RACE.reached(curves).items()}
     if figures:
         figures["steps_ratio_best"] = min(figures.values())
     figures |= {f"final_success_{rule}": float(values[:, -1].mean()) for rule, values in curves.items()}
     plot([(RACE, curves)], arguments.plot)
-    title = f"{RACE.title}, {RACE.env_steps:,} env steps, {arguments.seeds} seeds"
-    report(title, RACE.table(curves), figures, arguments.json)
+    report(RACE.heading(arguments.seeds), RACE.table(curves), figures, arguments.json)
 
 
 if __name__ == "__main__":

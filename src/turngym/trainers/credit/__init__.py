@@ -8,7 +8,7 @@ compares:
 
     whole paths         grpo.py (also Spark, ARPO, SUPO, MemAgent), median.py, strategies.py; over a batch: reinforce.py
     a known value       prior.py (of the task), turns.py (of the state), tokens.py (before each token), tree_value.py
-    turns               turns.py, otb.py, gigpo.py (same state), semi_online.py (same turn)
+    turns               turns.py, otb.py, gigpo.py and graph.py (same state), semi_online.py (same turn)
     branches of a fork  tree_rloo.py, vine.py, subtrees.py, tree_grpo.py, elpo.py, murphy.py, logo.py, appo.py
     pairs, rewards      pairs.py, shaping.py: what comes after and before credit
 """

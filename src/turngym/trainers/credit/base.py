@@ -206,6 +206,24 @@ class Paths:
                 )
         return np.array(values, np.float64)
 
+    def state_keys(self) -> dict[int, str]:
+        """The state key of every observation at which an action on a path that counts was taken, by node, in their order.
+
+        Raises:
+            CreditError: for one without.
+        """
+        counted = np.isfinite(self.leaf_means(self.returns, masked=True))
+        keys: dict[int, str] = {}
+        for node in sorted({self.parent[n] for n in np.flatnonzero(counted & self.is_action).tolist()}):
+            key = self.tree[node].state_key
+            if key is None:
+                raise CreditError(
+                    f"{self.rule}: {self.tree.rollout_id}: node {node} has no state key, so nobody knows which "
+                    "actions were taken in the same state: roll out with state_keys=true, or choose another rule"
+                )
+            keys[node] = key
+        return keys
+
     def children(self) -> list[list[int]]:
         """`(N,)` lists: the children of each node that lie on a path that counts, oldest first."""
         counted = np.isfinite(self.leaf_means(self.returns, masked=True))
@@ -285,7 +303,7 @@ def read_paths(tree: Tree, rule: str, truncated: Truncated) -> Paths:
         shaping[leaf] = tree[leaf].metrics.get(SHAPING, 0.0)
         leaves.append(leaf)
         returns.append(_path_return(tree, rule, leaf, reward[path], shaping[leaf], needed=not stop.is_budget))
-        masked.append(truncated == "mask" and stop.is_budget and tree[leaf].outcome is not Outcome.SUCCESS)
+        masked.append(truncated == "mask" and was_cut(tree, leaf))
         if not masked[-1]:
             trained[path] = True
     return Paths(
@@ -300,6 +318,12 @@ def read_paths(tree: Tree, rule: str, truncated: Truncated) -> Paths:
         is_action=kind != Kind.OBSERVATION,
         void=void,
     )
+
+
+def was_cut(tree: Tree, leaf: int) -> bool:
+    """Whether a budget of ours ended the path to `leaf` before it succeeded."""
+    stop = tree[leaf].stop
+    return stop is not None and stop.is_budget and tree[leaf].outcome is not Outcome.SUCCESS
 
 
 def _path_return(tree: Tree, rule: str, leaf: int, rewards: Array, shaping: float, *, needed: bool) -> float:

@@ -11,7 +11,6 @@ from typing import Literal
 
 import numpy as np
 
-from turngym.errors import CreditError
 from turngym.trainers.credit.base import Array, Credit, Paths, Truncated, centre, read_paths, standardise
 from turngym.trainers.options import NotNegative, Share, checked
 from turngym.tree import Tree
@@ -75,28 +74,9 @@ def _step_advantages(q: Array, norm: Norm) -> Array:
     return centred / max(float(q.std()), _FLOOR) if norm == "std" else centred
 
 
-def state_keys(paths: Paths) -> dict[int, str]:
-    """The state key of every observation at which an action on a path that counts was taken, by node, in their order.
-
-    Raises:
-        CreditError: for one without.
-    """
-    counted = np.isfinite(paths.leaf_means(paths.returns, masked=True))
-    keys: dict[int, str] = {}
-    for node in sorted({paths.parent[n] for n in np.flatnonzero(counted & paths.is_action).tolist()}):
-        key = paths.tree[node].state_key
-        if key is None:
-            raise CreditError(
-                f"{paths.rule}: {paths.tree.rollout_id}: node {node} has no state key, so nobody knows which "
-                "actions were taken in the same state: roll out with state_keys=true, or choose another rule"
-            )
-        keys[node] = key
-    return keys
-
-
 def _same_state(paths: Paths) -> list[list[int]]:
     """The actions on paths that count, by the state they were taken in."""
-    keys, children = state_keys(paths), paths.children()
+    keys, children = paths.state_keys(), paths.children()
     groups: dict[str, list[int]] = defaultdict(list)
     for node, key in keys.items():
         groups[key] += [child for child in children[node] if paths.is_action[child]]

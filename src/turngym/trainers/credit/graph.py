@@ -18,7 +18,6 @@ from typing import Literal
 import numpy as np
 
 from turngym.trainers.credit.base import Array, Credit, Paths, Truncated, mean, read_paths
-from turngym.trainers.credit.gigpo import state_keys
 from turngym.trainers.credit.tree_rloo import branchings
 from turngym.trainers.options import NotNegative, checked
 from turngym.tree import Tree
@@ -60,9 +59,9 @@ def graph(
     if not paths.leaves:
         return paths.credit({})
     value, above, weight = branchings(paths, pool=0.0)
-    keys, rollout, earned = state_keys(paths), _rollouts(paths), _earned(paths)
-    met = _first_visits(paths, keys, rollout, value - earned)
-    children = paths.children()
+    keys, children, earned = paths.state_keys(), paths.children(), _earned(paths)
+    rollout = _rollouts(paths, children)
+    met = _first_visits(paths, children, keys, rollout, value - earned)
     advantage = np.zeros(len(tree))
     for node in np.flatnonzero(paths.trained & np.isfinite(value)).tolist():
         here, mine = paths.parent[node], rollout[node]
@@ -80,9 +79,8 @@ def graph(
     return paths.credit(np.where(np.isnan(advantage), 0.0, advantage))
 
 
-def _rollouts(paths: Paths) -> list[int]:
+def _rollouts(paths: Paths, children: list[list[int]]) -> list[int]:
     """`(N,)` the child of the root, or of the last observation before the first actions, that a node is below."""
-    children = paths.children()
     rollout, top = [-1] * len(paths.parent), paths.top(children)
     for node, below in enumerate(children):  # parents come before their children
         for child in below:
@@ -99,11 +97,10 @@ def _earned(paths: Paths) -> Array:
 
 
 def _first_visits(
-    paths: Paths, keys: dict[int, str], rollout: list[int], to_go: Array
+    paths: Paths, children: list[list[int]], keys: dict[int, str], rollout: list[int], to_go: Array
 ) -> dict[str, dict[int, float]]:
     """What followed the first visits to a state, by key and rollout. Where one starts, a state is met by all of them."""
     visits: dict[str, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
-    children = paths.children()
     for node, key in keys.items():
         for mine in {rollout[child] for child in children[node]}:
             before = visits[key][mine]

@@ -13,10 +13,9 @@ from typing import Literal
 
 import numpy as np
 
-from turngym.trainers.credit.base import Array, Credit, Paths, Truncated, mean, read_paths
+from turngym.trainers.credit.base import Array, Credit, Paths, Truncated, mean, read_paths, was_cut
 from turngym.trainers.options import Share, checked
 from turngym.tree import Tree
-from turngym.types import Outcome
 
 VALUE = "value"
 """Key of `node.metrics` at an observation: a critic's guess of the return from there on."""
@@ -129,7 +128,6 @@ def _estimate(paths: Paths, gamma: float, lam: float, truncated: Cut) -> Array:
 
 def _values_at_cuts(paths: Paths) -> dict[int, float]:
     """V at the leaf of each path that was cut before it succeeded."""
-    ends = [(leaf, paths.tree[leaf]) for leaf in paths.leaves]
-    cut = [i for i, end in ends if end.stop and end.stop.is_budget and end.outcome is not Outcome.SUCCESS]
+    cut = [leaf for leaf in paths.leaves if was_cut(paths.tree, leaf)]
     what = "the critic's value of the state where the path was cut"
     return dict(zip(cut, paths.metric(VALUE, cut, what).tolist(), strict=True))
