@@ -39,15 +39,21 @@ RULES = {
 CORRIDOR = Race(
     title="Corridor with traps",
     recipe="demo",
-    env_steps=4_000,
-    common=["run.evaluate_every=4", "tasks.held_out=100", "rollout.trees=4"],
+    env_steps=3_000,
+    common=["run.evaluate_every=4", "tasks.held_out=100", "rollout.trees=4", "optimiser.layout=packed"],
     runs=RULES,
 )
 SHELL = Race(
     title="Shell",
     recipe="tools",
     env_steps=2_000,
-    common=["run.evaluate_every=16", "tasks.held_out=100", "rollout.trees=4", "warmup.episodes=0"],
+    common=[
+        "run.evaluate_every=16",
+        "tasks.held_out=100",
+        "rollout.trees=4",
+        "warmup.episodes=0",
+        "optimiser.layout=packed",
+    ],
     runs=RULES,
 )
 
