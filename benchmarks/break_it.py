@@ -117,8 +117,8 @@ MUTATIONS = (
     Mutation(
         kind="mask",
         file="credit/base.py",
-        right=" and tree[leaf].outcome is not Outcome.SUCCESS)",
-        wrong=")",
+        right=" and tree[leaf].outcome is not Outcome.SUCCESS",
+        wrong="",
         tests=credit("credit_edges"),
     ),
     Mutation(
