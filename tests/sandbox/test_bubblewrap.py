@@ -90,6 +90,32 @@ def test_what_a_command_leaves_behind_ends_with_it(inside):
     inside(body)
 
 
+NETWORK = "readlink /proc/self/ns/net; cat /proc/net/dev /proc/net/sockstat"
+TALK = """
+import socket
+server = socket.create_server(("127.0.0.1", 8000))
+client = socket.create_connection(("127.0.0.1", 8000))
+server.accept()[0].close()
+client.close()
+"""
+
+
+def test_a_network_that_a_command_has_touched_serves_no_other(inside):
+    async def body(box):
+        quiet = [(await box.exec(["sh", "-c", NETWORK])).stdout.splitlines() for _ in range(4)]
+        touched = await box.exec(
+            ["python3", "-c", f"{TALK}import os; print(os.readlink('/proc/self/ns/net'))"]
+        )
+        assert touched.exit_code == 0, touched.stderr
+        after = [(await box.exec(["sh", "-c", NETWORK])).stdout.splitlines() for _ in range(5)]
+        return quiet, touched.stdout.strip(), after
+
+    quiet, touched, after = inside(body)
+    assert len({each[0] for each in quiet}) < len(quiet), "one that is as it was serves again"
+    assert touched not in [each[0] for each in after]
+    assert all(each[1:] == quiet[0][1:] for each in after)
+
+
 def test_output_past_the_cap_is_counted_and_dropped(inside):
     result = inside(
         lambda box: box.exec(["sh", "-c", "head -c 1000000 /dev/zero; head -c 70000 /dev/zero >&2"])

@@ -104,7 +104,7 @@ class Channel:
         else:
             future = self._submit(number, header, body)
         try:
-            return await asyncio.shield(asyncio.wrap_future(future))
+            return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
             self.submit({"op": "cancel", "of": number})
             raise

@@ -146,7 +146,8 @@ class Family:
             OSError: what the file system refused.
         """
         try:
-            words, data = await asyncio.wait_for(self.channel.request(header, body), within_s)
+            async with asyncio.timeout(within_s):
+                words, data = await self.channel.request(header, body)
         except ChannelClosed as error:
             raise SandboxLost(f"the sandbox is gone: {self.last_words()}") from error
         except TimeoutError as error:

@@ -18,6 +18,7 @@ import resource
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 
 from . import hugepages, linux
@@ -26,42 +27,67 @@ from .worlds import LAYERS, PLACES
 AGENT_ID = 1000
 REPORT, DOOR = 3, 4
 MAX_FAMILY_PIDS = 16_384
+MAX_NETWORKS = 4
+"kept for commands to come"
 
 
 class Plan:
-    """What to run, and within what."""
+    """What to run."""
 
-    def __init__(
-        self,
-        *,
-        argv: Sequence[str],
-        env: Mapping[str, str],
-        cwd: str,
-        cpu_s: float,
-        memory_mib: int,
-        pids: int,
-        forking: bool,
-    ) -> None:
+    def __init__(self, *, argv: Sequence[str], env: Mapping[str, str], cwd: str) -> None:
         self.argv = argv
         self.env = env
         self.cwd = cwd
-        self.cpu_s = cpu_s
-        self.memory_mib = memory_mib
-        self.pids = pids
-        self.forking = forking
-        """A live session that may fork: its process limit is kept by the supervisor only."""
+
+
+class Networks:
+    """Network namespaces with a loopback and nothing else.
+
+    The kernel needs longer to make one and to take it down than to run a command, so one that a command left as it
+    was serves the next one.
+    """
+
+    def __init__(self) -> None:
+        self._untouched: list[int] = []
+
+    def take(self) -> int:
+        """A descriptor of one in which nothing has happened yet; hand it back with `give_back`."""
+        if self._untouched:
+            return self._untouched.pop()
+        own = os.open("/proc/self/ns/net", os.O_RDONLY)
+        try:
+            linux.unshare(linux.CLONE_NEWNET)
+            try:
+                linux.raise_loopback()
+                return os.open("/proc/self/ns/net", os.O_RDONLY)
+            finally:
+                linux.setns(own, linux.CLONE_NEWNET)
+        finally:
+            os.close(own)
+
+    def give_back(self, network: int, *, untouched: bool) -> None:
+        """Keep it for the next command where it is `untouched`; the kernel takes any other down with its last user."""
+        if untouched and len(self._untouched) < MAX_NETWORKS:
+            self._untouched.append(network)
+        else:
+            os.close(network)
 
 
 class Box:
     """Namespaces that wait for their command. Making them takes longer than running one, so one is kept ready."""
 
-    def __init__(self, root: str, program: bytes, *, forking: bool) -> None:
+    def __init__(
+        self, root: str, program: bytes, network: int, limits: Mapping[str, float], *, forking: bool
+    ) -> None:
         """Start the keeper.
 
         Args:
             root: where the world is mounted.
             program: the system-call filter.
-            forking: it is for a live session that may fork, and that looks for huge pages when it starts.
+            network: of `Networks`.
+            limits: `cpu_s`, `memory_mib` and `pids` of the command.
+            forking: it is for a live session that may fork: its process limit is kept by the supervisor only, and it
+                looks for huge pages when it starts.
         """
         report, report_in = os.pipe()
         door, door_in = socket.socketpair()
@@ -69,13 +95,16 @@ class Box:
         linux.unshare(linux.CLONE_NEWPID)
         self.keeper = os.fork()
         if self.keeper == 0:
-            _run_forked(lambda: _keeper(root, program, forking, report_in, door_in.fileno()))
+            linux.setns(network, linux.CLONE_NEWNET)
+            _run_forked(lambda: _keeper(root, program, limits, forking, report_in, door_in.fileno()))
         linux.setns(own, linux.CLONE_NEWPID)
         for fd in (own, report_in):
             os.close(fd)
         door_in.close()
         self.report = report
         """A pipe that carries the keeper's report and closes when everything is over."""
+        self.network = network
+        self.made = time.monotonic()
         self._door = door
 
     def start(self, plan: Plan, fds: Sequence[int]) -> None:
@@ -112,7 +141,9 @@ def _run_forked(body: Callable[[], None]) -> None:
         os._exit(125)
 
 
-def _keeper(root: str, program: bytes, forking: bool, report: int, door: int) -> None:
+def _keeper(
+    root: str, program: bytes, limits: Mapping[str, float], forking: bool, report: int, door: int
+) -> None:
     # The supervisor's own descriptors must not be reachable from here: a copied pipe end would also keep other
     # commands' pipes from closing.
     high = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 16) for fd in (report, door)]
@@ -123,8 +154,8 @@ def _keeper(root: str, program: bytes, forking: bool, report: int, door: int) ->
         _enter(root, forking)
         linux.drop_privileges()
         linux.restrict(program)
+        _set_limits(limits, forking)
         plan, fds = _receive()
-        set_limits(plan.cpu_s, plan.memory_mib, plan.pids, forking=plan.forking)
     except OSError as error:
         os.write(REPORT, json.dumps({"error": str(error)}).encode())
         os._exit(125)
@@ -174,8 +205,7 @@ def _receive() -> tuple[Plan, list[int]]:
 
 
 def _enter(root: str, forking: bool) -> None:
-    linux.unshare(linux.CLONE_NEWNS | linux.CLONE_NEWIPC | linux.CLONE_NEWNET)
-    linux.raise_loopback()
+    linux.unshare(linux.CLONE_NEWNS | linux.CLONE_NEWIPC)
     os.chdir("/")
     for place in PLACES:
         linux.mount(f"{root}/{place}", f"/{place}", None, linux.MS_BIND)
@@ -187,10 +217,10 @@ def _enter(root: str, forking: bool) -> None:
     linux.map_ids(AGENT_ID, 0)
 
 
-def set_limits(cpu_s: float, memory_mib: int, pids: int, *, forking: bool) -> None:
-    """Set the resource limits of the calling process for good."""
-    cpu = max(1, round(cpu_s + 0.499))
-    memory = memory_mib << 20
+def _set_limits(limits: Mapping[str, float], forking: bool) -> None:
+    cpu = max(1, round(limits["cpu_s"] + 0.499))
+    memory = int(limits["memory_mib"]) << 20
+    pids = int(limits["pids"])
     hard_pids = MAX_FAMILY_PIDS if forking else pids + 1
     for kind, soft, wanted in (
         (resource.RLIMIT_CPU, cpu, cpu + 1),
@@ -205,7 +235,16 @@ def set_limits(cpu_s: float, memory_mib: int, pids: int, *, forking: bool) -> No
         resource.setrlimit(kind, (min(soft, hard), hard))
 
 
-def _reap(command: int) -> dict[str, float]:
+def _network_untouched() -> bool:
+    """True where no packet ever passed through the loopback of this network namespace, and no socket is left in it."""
+    with open("/proc/self/net/sockstat", "rb") as file:
+        sockets = file.readline().split()
+    with open("/proc/self/net/dev", "rb") as file:
+        counters = file.read().rpartition(b"lo:")[2].split()
+    return sockets[-1] == b"0" and not any(map(int, counters))
+
+
+def _reap(command: int) -> dict[str, float | bool]:
     """Wait for `command`, then end what it left behind, and say what all of them used."""
     status = None
     while status is None:
@@ -221,4 +260,5 @@ def _reap(command: int) -> dict[str, float]:
         "status": os.waitstatus_to_exitcode(status),
         "cpu_s": used.ru_utime + used.ru_stime,
         "rss_mib": used.ru_maxrss / 1024,
+        "untouched": _network_untouched(),
     }

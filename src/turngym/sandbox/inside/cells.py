@@ -90,21 +90,24 @@ class Cells:
         python = language == "python"
         argv = self._core.config["python_session"] if python else bash.ARGV
         env = hugepages.ENVIRONMENT if python else {}
-        plan = self._core.plan(argv, {"env": env}, forking=python and self._core.config["forkable"])
+        plan = self._core.plan(argv, {"env": env})
         fds = [null, out_in, err_in, theirs.detach()]
         captures = (Capture(out, self._core.cap), Capture(err, self._core.cap))
         usage = Usage(self._core.limits["memory_mib"], self._core.limits["pids"])
         session: Session
         if python:
             with hugepages.shown(self._core.config["huge_pages"]):
-                keeper, report = self._core.start(place, plan, fds)
-                session = PythonSession(ours, *captures, usage, keeper=keeper, report=report, parent=None)
+                box = self._core.start(place, plan, fds, forking=self._core.config["forkable"])
+                session = PythonSession(
+                    ours, *captures, usage, keeper=box.keeper, report=box.report, parent=None
+                )
                 session.ask(None, START_WITHIN_S)
         else:
-            keeper, report = self._core.start(place, plan, fds)
-            session = BashSession(ours, *captures, usage, keeper=keeper, report=report)
+            box = self._core.start(place, plan, fds)
+            session = BashSession(ours, *captures, usage, keeper=box.keeper, report=box.report)
             if place.bash_state:
                 session.restore(place.bash_state)
+        self._core.networks.give_back(box.network, untouched=False)
         place.sessions[language] = session
         return session
 

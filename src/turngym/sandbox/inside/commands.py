@@ -10,6 +10,9 @@ from . import wire
 from .core import Core, Place
 from .jobs import Capture, Job, Usage
 
+_IN_HASTE_S = 0.003
+"A command that comes this soon after its box was made: the next box is made while it runs, not after it."
+
 
 class Commands:
     """Starts commands, feeds them, and answers when they are over."""
@@ -37,7 +40,7 @@ class Commands:
             processes: those of each keeper.
         """
         for job in self.jobs:
-            job.usage.look(processes[job.keeper])
+            job.usage.look(processes[job.box.keeper])
             if job.usage.exceeded:
                 job.kill(job.usage.exceeded)
 
@@ -47,13 +50,10 @@ class Commands:
         stdin, stdin_in = os.pipe()
         out, out_in = os.pipe()
         err, err_in = os.pipe()
-        keeper, report = self._core.start(
-            place, self._core.plan(header["argv"], header), [stdin, out_in, err_in]
-        )
+        box = self._core.start(place, self._core.plan(header["argv"], header), [stdin, out_in, err_in])
         job = Job(
             call=call,
-            keeper=keeper,
-            report=report,
+            box=box,
             out=Capture(out, self._core.cap),
             err=Capture(err, self._core.cap),
             usage=Usage(self._core.limits["memory_mib"], self._core.limits["pids"]),
@@ -64,12 +64,14 @@ class Commands:
         place.jobs.add(job)
         for capture in (job.out, job.err):
             self._core.listen(capture)
-        self._core.selector.register(report, selectors.EVENT_READ, lambda: self._job_ended(job, place))
+        self._core.selector.register(box.report, selectors.EVENT_READ, lambda: self._job_ended(job, place))
         job.stdin_fd, job.stdin_left = stdin_in, memoryview(body)
         os.set_blocking(stdin_in, False)
         self._feed(job)
         if job.stdin_fd >= 0:
             self._core.selector.register(stdin_in, selectors.EVENT_WRITE, lambda: self._feed(job))
+        if started - box.made < _IN_HASTE_S:
+            self._core.addressed = place
 
     def _feed(self, job: Job) -> None:
         try:
@@ -96,7 +98,7 @@ class Commands:
         return capture.take()
 
     def _job_ended(self, job: Job, place: Place) -> None:
-        self._core.selector.unregister(job.report)
+        self._core.selector.unregister(job.box.report)
         self.jobs.discard(job)
         place.jobs.discard(job)
         if job.stdin_fd >= 0:
@@ -109,6 +111,7 @@ class Commands:
             result["limit_hit"] = "disk"
         result.update(out=len(out), out_dropped=out_dropped, err_dropped=err_dropped)
         if not result.pop("reaped"):
-            self._core.ending.append(job.keeper)
+            self._core.ending.append(job.box.keeper)
+        self._core.networks.give_back(job.box.network, untouched=result.pop("untouched"))
         self._core.answer(job.call, result, out + err)
         self._core.addressed = place

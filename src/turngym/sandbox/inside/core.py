@@ -7,8 +7,9 @@ import selectors
 import socket
 import sys
 
-from . import box, seccomp, wire
+from . import seccomp, wire
 from .bash import BashSession
+from .box import Box, Networks, Plan
 from .jobs import Capture, Job
 from .sessions import PythonSession
 from .worlds import World
@@ -28,16 +29,8 @@ class Place:
         self.sessions: dict[str, Session] = {}
         self.bash_state = b""
         self.jobs: set[Job] = set()
-        self.spare: box.Box | None = None
+        self.spare: Box | None = None
         self.live = True
-
-    def use_up_spare(self) -> list[int]:
-        """End the box that is ready, as the files change under it; returns the keepers to reap."""
-        if self.spare is None:
-            return []
-        self.spare.discard()
-        keeper, self.spare = self.spare.keeper, None
-        return [keeper]
 
 
 class Core:
@@ -51,6 +44,7 @@ class Core:
         self.selector = selectors.DefaultSelector()
         machine = os.uname().machine
         self.programs = {forking: seccomp.build(machine, forking=forking) for forking in (False, True)}
+        self.networks = Networks()
         # Keepers whose command is over. The kernel takes milliseconds to take their namespaces down, which nobody
         # should wait for.
         self.ending: list[int] = []
@@ -61,22 +55,28 @@ class Core:
         """Send a frame to the host."""
         self.control.sendall(wire.pack({"call": call, **header}, body))
 
-    def plan(self, argv: list[str], header: wire.Header, *, forking: bool = False) -> box.Plan:
+    def plan(self, argv: list[str], header: wire.Header) -> Plan:
         """What to run for a request."""
-        return box.Plan(
-            argv=argv,
-            env={**self.config["env"], **header.get("env", {})},
-            cwd=header.get("cwd") or "/workspace",
-            cpu_s=self.limits["cpu_s"],
-            memory_mib=self.limits["memory_mib"],
-            pids=self.limits["pids"],
-            forking=forking,
-        )
+        env = {**self.config["env"], **header.get("env", {})}
+        return Plan(argv=argv, env=env, cwd=header.get("cwd") or "/workspace")
 
-    def start(self, place: Place, plan: box.Plan, fds: list[int]) -> tuple[int, int]:
-        """Run `plan` in the box that is ready, or in a new one; returns keeper and report. `fds` are closed."""
-        if plan.forking or place.spare is None:
-            chosen = box.Box(place.world.root, self.programs[plan.forking], forking=plan.forking)
+    def box(self, place: Place, *, forking: bool = False) -> Box:
+        """A new box for `place`."""
+        network = self.networks.take()
+        return Box(place.world.root, self.programs[forking], network, self.limits, forking=forking)
+
+    def discard(self, place: Place) -> None:
+        """End the box that is ready for `place`, as the files change under it."""
+        if place.spare is not None:
+            place.spare.discard()
+            self.ending.append(place.spare.keeper)
+            self.networks.give_back(place.spare.network, untouched=True)
+            place.spare = None
+
+    def start(self, place: Place, plan: Plan, fds: list[int], *, forking: bool = False) -> Box:
+        """Run `plan` in the box that is ready, or in a new one, which is returned. `fds` are closed."""
+        if forking or place.spare is None:
+            chosen = self.box(place, forking=forking)
         else:
             chosen, place.spare = place.spare, None
         try:
@@ -86,7 +86,7 @@ class Core:
         finally:
             for fd in fds:
                 os.close(fd)
-        return chosen.keeper, chosen.report
+        return chosen
 
     def listen(self, capture: Capture) -> None:
         """Keep reading a pipe until its end."""

@@ -13,6 +13,8 @@ TYPE_CHECKING = False  # as in `typing`, which is not loaded for it
 if TYPE_CHECKING:
     from typing import Any
 
+    from .box import Box
+
 _READ = 1 << 16
 
 
@@ -96,8 +98,7 @@ class Job:
         self,
         *,
         call: int,
-        keeper: int,
-        report: int,
+        box: Box,
         out: Capture,
         err: Capture,
         usage: Usage,
@@ -105,8 +106,7 @@ class Job:
         timeout_s: float,
     ) -> None:
         self.call = call
-        self.keeper = keeper
-        self.report = report
+        self.box = box
         self.out = out
         self.err = err
         self.usage = usage
@@ -120,13 +120,13 @@ class Job:
         """End every process of the command; `limit` says why."""
         self.limit = self.limit or limit
         with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
-            os.kill(self.keeper, signal.SIGKILL)
+            os.kill(self.box.keeper, signal.SIGKILL)
 
     def result(self, cpu_limit_s: float) -> dict[str, Any]:
         """What the keeper said about the command, in the words of `base.ExecResult`."""
-        words = read_report(self.report)
+        words = read_report(self.box.report)
         if not words:
-            os.waitpid(self.keeper, 0)  # it was killed: only its end is the end of the others
+            os.waitpid(self.box.keeper, 0)  # it was killed: only its end is the end of the others
         status = int(words.get("status", -signal.SIGKILL))
         cpu_s = float(words.get("cpu_s", 0.0))
         limit = self.limit
@@ -144,6 +144,7 @@ class Job:
             "limit_hit": limit,
             "fault": words.get("error"),
             "reaped": not words,
+            "untouched": words.get("untouched", False),
         }
 
 

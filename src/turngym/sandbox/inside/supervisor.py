@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from . import box, linux, wire
+from . import linux, wire
 from .bash import BashSession
 from .cells import Cells
 from .commands import Commands
@@ -88,11 +88,11 @@ class Supervisor:
         core = self._core
         if core.addressed is not None:
             place, core.addressed = core.addressed, None
-            if place.live and place.spare is None and not place.jobs:
-                place.spare = box.Box(place.world.root, core.programs[False], forking=False)
+            if place.live and place.spare is None:
+                place.spare = core.box(place)
         elif self._leftovers:
             old = self._leftovers.pop()
-            core.ending += old.use_up_spare()
+            core.discard(old)
             old.world.drop()
         core.ending = [pid for pid in core.ending if not os.waitpid(pid, os.WNOHANG)[0]]
 
@@ -113,7 +113,7 @@ class Supervisor:
         running = (*self._commands.jobs, *self._cells.busy)
         if now - self._looked > LOOK_EVERY_S and any(now - each.started > _YOUNG_S for each in running):
             self._looked = now
-            keepers = {job.keeper for job in self._commands.jobs}
+            keepers = {job.box.keeper for job in self._commands.jobs}
             processes = processes_below(keepers | {session.first for session in self._cells.busy})
             self._commands.look(processes)
             self._cells.look(processes)
@@ -262,7 +262,7 @@ class Supervisor:
 
     def _drop_place(self, place: Place) -> None:
         place.live = False
-        self._core.ending += place.use_up_spare()
+        self._core.discard(place)
         for job in place.jobs:
             job.kill(None)
         for session in list(place.sessions.values()):
