@@ -8,8 +8,6 @@ be written down, so they are named as lost.
 from __future__ import annotations
 
 import os
-import signal
-import socket
 import time
 
 from . import linux
@@ -18,6 +16,7 @@ from .sessions import GRACE_S, PATIENCE_S, Broken, Lost, children_of, link_of, n
 
 TYPE_CHECKING = False  # as in `typing`, which is not loaded for it
 if TYPE_CHECKING:
+    from _socket import socket
     from typing import Any
 
 _MAX_STATE = 8 << 20
@@ -62,7 +61,7 @@ class BashSession:
     language = "bash"
 
     def __init__(
-        self, control: socket.socket, out: Capture, err: Capture, usage: Usage, *, keeper: int, report: int
+        self, control: socket, out: Capture, err: Capture, usage: Usage, *, keeper: int, report: int
     ) -> None:
         self.control = control
         self.out = out
@@ -115,7 +114,7 @@ class BashSession:
         self.deadline = now + GRACE_S
         for shell in children_of(self.keeper):
             for child in children_of(shell):
-                os.kill(child, signal.SIGKILL)
+                os.kill(child, linux.SIGKILL)
         return False
 
     def state(self) -> bytes:
@@ -178,7 +177,7 @@ class BashSession:
         if not self.alive:
             return
         self.alive = False
-        os.kill(self.keeper, signal.SIGKILL)
+        os.kill(self.keeper, linux.SIGKILL)
         os.waitpid(self.keeper, 0)
         os.close(self.report)
         self.control.close()

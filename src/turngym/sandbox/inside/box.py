@@ -8,21 +8,20 @@ kills the rest.
 
 from __future__ import annotations
 
-import array
-import contextlib
+import _socket as socket
 import errno
 import fcntl
-import json
 import os
 import resource
-import signal
-import socket
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
 
-from . import hugepages, linux
+from . import hugepages, linux, wire
 from .worlds import LAYERS, PLACES
+
+TYPE_CHECKING = False  # as in `typing`, which is not loaded for it
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
 
 AGENT_ID = 1000
 REPORT, DOOR = 3, 4
@@ -117,16 +116,16 @@ class Box:
         Raises:
             OSError: the keeper has ended; its report says why.
         """
-        words = json.dumps(vars(plan)).encode()
-        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]
-        with self._door:
-            sent = self._door.sendmsg([words], rights)
-            self._door.sendall(words[sent:])
+        words = wire.dumps(vars(plan))
+        try:
+            linux.send_with_fds(self._door, words, fds)
+        finally:
+            self._door.close()
 
     def discard(self) -> None:
         """End a box that is not needed; the caller reaps the keeper when that has ended."""
         self._door.close()
-        os.kill(self.keeper, signal.SIGKILL)
+        os.kill(self.keeper, linux.SIGKILL)
         os.close(self.report)
 
 
@@ -157,17 +156,17 @@ def _keeper(
         _set_limits(limits, forking)
         plan, fds = _receive()
     except OSError as error:
-        os.write(REPORT, json.dumps({"error": str(error)}).encode())
+        os.write(REPORT, wire.dumps({"error": str(error)}))
         os._exit(125)
     try:
         command = _spawn(plan, fds)
     except OSError as error:
         os.write(fds[2], f"turngym: {plan.argv[0]}: {error.strerror or error}\n".encode())
-        os.write(REPORT, json.dumps({"status": 127 if error.errno == errno.ENOENT else 126}).encode())
+        os.write(REPORT, wire.dumps({"status": 127 if error.errno == errno.ENOENT else 126}))
         os._exit(0)
     for fd in (0, 1, 2, *fds):
         os.close(fd)
-    os.write(REPORT, json.dumps(_reap(command)).encode())
+    os.write(REPORT, wire.dumps(_reap(command)))
     os._exit(0)
 
 
@@ -180,7 +179,7 @@ def _spawn(plan: Plan, fds: list[int]) -> int:
         plan.env,
         file_actions=[(os.POSIX_SPAWN_DUP2, fd, target) for target, fd in enumerate(fds)],
         setsid=True,
-        setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],
+        setsigdef=[linux.SIGPIPE, linux.SIGXFSZ],
     )
 
 
@@ -195,13 +194,14 @@ def _find(program: str, path: str) -> str:
 
 
 def _receive() -> tuple[Plan, list[int]]:
-    with socket.socket(fileno=DOOR) as door:
-        words, fds, _ = linux.recv_with_fds(door, 1 << 16)
-        while more := door.recv(1 << 16):
-            words += more
+    door = socket.socket(fileno=DOOR)
+    words, fds, _ = linux.recv_with_fds(door, 1 << 16)
+    while more := door.recv(1 << 16):
+        words += more
+    door.close()
     if not words:
         os._exit(0)  # not needed after all
-    return Plan(**json.loads(words)), fds
+    return Plan(**wire.loads(words)), fds
 
 
 def _enter(root: str, forking: bool) -> None:
@@ -251,10 +251,12 @@ def _reap(command: int) -> dict[str, float | bool]:
         pid, code = os.wait()
         if pid == command:
             status = code
-    with contextlib.suppress(ProcessLookupError, ChildProcessError):  # until nobody is left
-        os.kill(-1, signal.SIGKILL)
+    try:
+        os.kill(-1, linux.SIGKILL)
         while True:
             os.wait()
+    except (ProcessLookupError, ChildProcessError):
+        pass  # nobody is left
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return {
         "status": os.waitstatus_to_exitcode(status),

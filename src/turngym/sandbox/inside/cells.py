@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import _socket as socket
 import os
-import selectors
-import socket
 import time
 
 from . import bash, hugepages, wire
@@ -69,17 +68,15 @@ class Cells:
         self._listen(session, place)
 
     def _listen(self, session: Session, place: Place) -> None:
-        self._core.selector.register(
-            session, selectors.EVENT_READ, lambda: self._session_spoke(session, place)
-        )
+        self._core.watch.add(session.fileno(), lambda: self._session_spoke(session, place))
         for capture in (session.out, session.err):
             self._core.listen(capture)
 
     def _quiet(self, session: Session) -> None:
-        self._core.selector.unregister(session)
+        self._core.watch.remove(session.fileno())
         for capture in (session.out, session.err):
             if capture.open:
-                self._core.selector.unregister(capture.fd)
+                self._core.watch.remove(capture.fd)
 
     def _start_session(self, place: Place, language: str) -> Session:
         ours, theirs = socket.socketpair()
@@ -96,7 +93,7 @@ class Cells:
         usage = Usage(self._core.limits["memory_mib"], self._core.limits["pids"])
         session: Session
         if python:
-            with hugepages.shown(self._core.config["huge_pages"]):
+            with hugepages.Shown(self._core.config["huge_pages"]):
                 box = self._core.start(place, plan, fds, forking=self._core.config["forkable"])
                 session = PythonSession(
                     ours, *captures, usage, keeper=box.keeper, report=box.report, parent=None

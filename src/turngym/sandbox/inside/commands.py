@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import selectors
 import time
 
 from . import wire
@@ -64,12 +63,12 @@ class Commands:
         place.jobs.add(job)
         for capture in (job.out, job.err):
             self._core.listen(capture)
-        self._core.selector.register(box.report, selectors.EVENT_READ, lambda: self._job_ended(job, place))
+        self._core.watch.add(box.report, lambda: self._job_ended(job, place))
         job.stdin_fd, job.stdin_left = stdin_in, memoryview(body)
         os.set_blocking(stdin_in, False)
         self._feed(job)
         if job.stdin_fd >= 0:
-            self._core.selector.register(stdin_in, selectors.EVENT_WRITE, lambda: self._feed(job))
+            self._core.watch.add(stdin_in, lambda: self._feed(job), writing=True)
         if started - box.made < _IN_HASTE_S:
             self._core.addressed = place
 
@@ -84,8 +83,8 @@ class Commands:
         self._close_stdin(job)
 
     def _close_stdin(self, job: Job) -> None:
-        if job.stdin_fd in self._core.selector.get_map():
-            self._core.selector.unregister(job.stdin_fd)
+        if job.stdin_fd in self._core.watch:
+            self._core.watch.remove(job.stdin_fd)
         os.close(job.stdin_fd)
         job.stdin_fd = -1
 
@@ -93,12 +92,12 @@ class Commands:
         """What is left in a pipe whose writers are gone, and an end to it."""
         if capture.open:
             capture.pump()
-            self._core.selector.unregister(capture.fd)
+            self._core.watch.remove(capture.fd)
             capture.close()
         return capture.take()
 
     def _job_ended(self, job: Job, place: Place) -> None:
-        self._core.selector.unregister(job.box.report)
+        self._core.watch.remove(job.box.report)
         self.jobs.discard(job)
         place.jobs.discard(job)
         if job.stdin_fd >= 0:

@@ -6,10 +6,9 @@ so the supervisor gets there what bubblewrap gives it: namespaces, a read-only s
 
 from __future__ import annotations
 
-import json
+import _socket as socket
 import os
 import select
-import socket
 import sys
 import time
 
@@ -25,7 +24,7 @@ _COVERED = ("/sys", "/dev/mqueue")
 
 def main() -> None:
     """Serve on descriptors 0 and 1; the configuration is the first argument."""
-    config: dict[str, Any] = json.loads(sys.argv[1])
+    config: dict[str, Any] = wire.loads(sys.argv[1])
     config["huge_pages"] = hugepages.read()  # of the engine's machine
     try:
         _enter_namespaces()
@@ -41,13 +40,12 @@ def main() -> None:
         try:
             _build_walls()
         except OSError as error:
-            with theirs:
-                theirs.sendall(wire.pack({"fault": str(error)}))
+            theirs.sendall(wire.pack({"fault": str(error)}))
             os._exit(1)
         os.dup2(theirs.fileno(), 0)
         os.dup2(2, 1)
         config["python_session"][0] = sys.executable
-        sys.argv[1] = json.dumps(config)
+        sys.argv[1] = wire.dumps(config).decode()
         supervisor.main()
     theirs.close()
     _relay(ours.detach(), config["ttl_s"])

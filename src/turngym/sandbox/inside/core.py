@@ -1,10 +1,8 @@
-"""What the parts of the supervisor share: the connection, the configuration, the selector, the places."""
+"""What the parts of the supervisor share: the connection, the configuration, what is waited for, the places."""
 
 from __future__ import annotations
 
 import os
-import selectors
-import socket
 import sys
 
 from . import seccomp, wire
@@ -12,10 +10,12 @@ from .bash import BashSession
 from .box import Box, Networks, Plan
 from .jobs import Capture, Job
 from .sessions import PythonSession
+from .watch import Watch
 from .worlds import World
 
 TYPE_CHECKING = False  # as in `typing`, which is not loaded for it
 if TYPE_CHECKING:
+    from _socket import socket
     from typing import Any
 
 Session = PythonSession | BashSession
@@ -36,12 +36,12 @@ class Place:
 class Core:
     """See the module."""
 
-    def __init__(self, control: socket.socket, config: dict[str, Any]) -> None:
+    def __init__(self, control: socket, config: dict[str, Any]) -> None:
         self.control = control
         self.config = config
         self.limits: dict[str, Any] = config["limits"]
         self.cap: int = self.limits["output_kib"] << 10
-        self.selector = selectors.DefaultSelector()
+        self.watch = Watch()
         machine = os.uname().machine
         self.programs = {forking: seccomp.build(machine, forking=forking) for forking in (False, True)}
         self.networks = Networks()
@@ -90,9 +90,9 @@ class Core:
 
     def listen(self, capture: Capture) -> None:
         """Keep reading a pipe until its end."""
-        self.selector.register(capture.fd, selectors.EVENT_READ, lambda: self._pump(capture))
+        self.watch.add(capture.fd, lambda: self._pump(capture))
 
     def _pump(self, capture: Capture) -> None:
         if not capture.pump():
-            self.selector.unregister(capture.fd)
+            self.watch.remove(capture.fd)
             capture.close()

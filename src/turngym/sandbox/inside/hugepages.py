@@ -7,12 +7,11 @@ nothing any more when it is up.
 
 from __future__ import annotations
 
-import contextlib
 import os
 
 TYPE_CHECKING = False  # as in `typing`, which is not loaded for it
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
 ROOT = "sys"
 """What the session sees as `/sys` while it starts, from the supervisor's working directory."""
@@ -33,17 +32,20 @@ def read() -> dict[str, str]:
     return files
 
 
-@contextlib.contextmanager
-def shown(files: Mapping[str, str]) -> Iterator[None]:
-    """Keep copies of `files` below `ROOT` for as long as the context lasts."""
-    folder = f"{ROOT}/{_FOLDER}"
-    os.makedirs(folder)
-    try:
-        for name, text in files.items():
-            with open(f"{folder}/{name}", "w", encoding="ascii") as file:
+class Shown:
+    """Keeps copies of `files` below `ROOT` for as long as the context lasts."""
+
+    def __init__(self, files: Mapping[str, str]) -> None:
+        self._files = files
+        self._folder = f"{ROOT}/{_FOLDER}"
+
+    def __enter__(self) -> None:
+        os.makedirs(self._folder)
+        for name, text in self._files.items():
+            with open(f"{self._folder}/{name}", "w", encoding="ascii") as file:
                 file.write(text)
-        yield
-    finally:
-        for name in os.listdir(folder):
-            os.unlink(f"{folder}/{name}")
-        os.removedirs(folder)
+
+    def __exit__(self, *_: object) -> None:
+        for name in os.listdir(self._folder):
+            os.unlink(f"{self._folder}/{name}")
+        os.removedirs(self._folder)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
-import signal
 import time
-from collections.abc import Iterable
+
+from . import linux, wire
 
 TYPE_CHECKING = False  # as in `typing`, which is not loaded for it
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from typing import Any
 
     from .box import Box
@@ -119,19 +118,21 @@ class Job:
     def kill(self, limit: str | None) -> None:
         """End every process of the command; `limit` says why."""
         self.limit = self.limit or limit
-        with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
-            os.kill(self.box.keeper, signal.SIGKILL)
+        try:
+            os.kill(self.box.keeper, linux.SIGKILL)
+        except ProcessLookupError:
+            pass  # it has just ended by itself
 
     def result(self, cpu_limit_s: float) -> dict[str, Any]:
         """What the keeper said about the command, in the words of `base.ExecResult`."""
         words = read_report(self.box.report)
         if not words:
             os.waitpid(self.box.keeper, 0)  # it was killed: only its end is the end of the others
-        status = int(words.get("status", -signal.SIGKILL))
+        status = int(words.get("status", -linux.SIGKILL))
         cpu_s = float(words.get("cpu_s", 0.0))
         limit = self.limit
         if limit is None and (
-            status == -signal.SIGXCPU or (status == -signal.SIGKILL and cpu_s >= cpu_limit_s)
+            status == -linux.SIGXCPU or (status == -linux.SIGKILL and cpu_s >= cpu_limit_s)
         ):
             limit = "cpu"
         if limit is None and (self.out.dropped or self.err.dropped):
@@ -152,7 +153,7 @@ def read_report(fd: int) -> dict[str, Any]:
     """The keeper's last words, which it writes in one go, {} where it was killed."""
     data = os.read(fd, _READ)
     os.close(fd)
-    words: dict[str, Any] = json.loads(data) if data else {}
+    words: dict[str, Any] = wire.loads(data) if data else {}
     return words
 
 

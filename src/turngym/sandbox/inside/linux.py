@@ -5,13 +5,16 @@ Numbers of calls at or above 424 are the same on every architecture (`include/ua
 
 from __future__ import annotations
 
-import array
+import _socket as socket  # the classes of `socket` load `selectors` and `enum` first
 import ctypes
 import fcntl
 import os
 import select
-import socket
 import struct
+
+TYPE_CHECKING = False  # as in `typing`, which is not loaded for it
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 CLONE_NEWNS = 0x00020000
 CLONE_NEWCGROUP = 0x02000000
@@ -30,14 +33,15 @@ PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = 47, 4
 _SECCOMP_MODE_FILTER = 2
 _CAPABILITY_VERSION_3 = 0x20080522
 
-_OPEN_TREE, _MOVE_MOUNT, _OPENAT2, _MOUNT_SETATTR = 428, 429, 437, 442
+_PIDFD_SEND_SIGNAL, _OPEN_TREE, _MOVE_MOUNT, _OPENAT2, _MOUNT_SETATTR = 424, 428, 429, 437, 442
 _OPEN_TREE_CLONE = 1
 _MOVE_MOUNT_F_EMPTY_PATH = 4
 _AT_FDCWD = -100
 _AT_RECURSIVE = 0x8000
 _MOUNT_ATTR_RDONLY = 1
 _RESOLVE_NO_MAGICLINKS, _RESOLVE_IN_ROOT = 0x02, 0x10
-_SIGCHLD = 17
+SIGINT, SIGKILL, SIGPIPE, _SIGCHLD, SIGXCPU, SIGXFSZ = 2, 9, 13, 17, 24, 25
+"As `signal` has them, which loads `enum` first."
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -100,6 +104,11 @@ def move_mount(fd: int, target: str) -> None:
         _libc.syscall(_MOVE_MOUNT, fd, b"", _AT_FDCWD, path, _MOVE_MOUNT_F_EMPTY_PATH),
         f"move_mount {target}",
     )
+
+
+def pidfd_send_signal(handle: int, number: int) -> None:
+    """Send a signal to the process behind a pidfd."""
+    _check(_libc.syscall(_PIDFD_SEND_SIGNAL, handle, number, 0, 0), "pidfd_send_signal")
 
 
 def make_read_only(path: str) -> None:
@@ -185,23 +194,32 @@ def wait_readable(fds: list[int], seconds: float) -> list[int]:
 
 def raise_loopback() -> None:
     """Bring `lo` up in a new network namespace."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+    sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    try:
         request = struct.pack("16sH14x", b"lo", 0)
-        flags = struct.unpack("16sH14x", fcntl.ioctl(sock, _SIOCGIFFLAGS, request))[1]
-        fcntl.ioctl(sock, _SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", flags | _IFF_UP))
+        flags = struct.unpack("16sH14x", fcntl.ioctl(sock.fileno(), _SIOCGIFFLAGS, request))[1]
+        fcntl.ioctl(sock.fileno(), _SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", flags | _IFF_UP))
+    finally:
+        sock.close()
+
+
+def send_with_fds(sock: socket.socket, data: bytes, fds: Sequence[int]) -> None:
+    """Send bytes and file descriptors over a Unix socket."""
+    rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack(f"{len(fds)}i", *fds))
+    sock.sendall(data[sock.sendmsg([data], [rights]) :])
 
 
 def recv_with_fds(sock: socket.socket, size: int) -> tuple[bytes, list[int], int]:
     """Receive bytes, file descriptors and the sender's pid (0 unless `SO_PASSCRED` is set) from a Unix socket."""
     space = socket.CMSG_SPACE(32 * 4) + socket.CMSG_SPACE(12)
     data, ancillary, _, _ = sock.recvmsg(size, space, socket.MSG_CMSG_CLOEXEC)
-    fds = array.array("i")
+    fds: list[int] = []
     pid = 0
     for level, kind, payload in ancillary:
         if level != socket.SOL_SOCKET:
             continue
         if kind == socket.SCM_RIGHTS:
-            fds.frombytes(payload[: len(payload) - len(payload) % fds.itemsize])
+            fds += struct.unpack_from(f"{len(payload) // 4}i", payload)
         elif kind == socket.SCM_CREDENTIALS:
             pid = struct.unpack("iII", payload[:12])[0]
-    return data, list(fds), pid
+    return data, fds, pid

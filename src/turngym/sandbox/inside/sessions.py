@@ -8,11 +8,8 @@ snapshot again and again does not get deeper.
 
 from __future__ import annotations
 
-import array
-import contextlib
+import _socket as socket
 import os
-import signal
-import socket
 import time
 
 from . import linux, wire
@@ -22,6 +19,7 @@ from .worlds import World
 
 TYPE_CHECKING = False  # as in `typing`, which is not loaded for it
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any
 
 PATIENCE_S = 10.0
@@ -162,7 +160,7 @@ class PythonSession:
         self.err.pump()
         return bytes(self.err.kept[-500:]).decode(errors="replace")
 
-    def tell(self, header: wire.Header, body: bytes = b"", fds: list[int] | None = None) -> None:
+    def tell(self, header: wire.Header, body: bytes = b"", fds: Sequence[int] = ()) -> None:
         """Send one message, with descriptors.
 
         Raises:
@@ -171,11 +169,7 @@ class PythonSession:
         data = wire.pack(header, body)
         self.control.settimeout(PATIENCE_S)
         try:
-            if fds:
-                rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]
-                sent = self.control.sendmsg([data], rights)
-                data = data[sent:]
-            self.control.sendall(data)
+            linux.send_with_fds(self.control, data, fds)
         except OSError as error:
             raise Broken(str(error)) from error
         finally:
@@ -233,7 +227,7 @@ class PythonSession:
             return now > self.deadline
         self.interrupted = True
         self.deadline = now + GRACE_S
-        os.kill(self.pid, signal.SIGINT)
+        os.kill(self.pid, linux.SIGINT)
         return False
 
     # -- life
@@ -244,12 +238,14 @@ class PythonSession:
             return
         self.alive = False
         if self.parent is None:
-            os.kill(self.keeper, signal.SIGKILL)
+            os.kill(self.keeper, linux.SIGKILL)
             os.waitpid(self.keeper, 0)
             os.close(self.report)
         for handle in self._handles:
-            with contextlib.suppress(ProcessLookupError):  # it was gone already
-                signal.pidfd_send_signal(handle, signal.SIGKILL)
+            try:
+                linux.pidfd_send_signal(handle, linux.SIGKILL)
+            except ProcessLookupError:
+                pass  # it was gone already
             os.close(handle)
         if self.parent is not None:
             self.parent.release()

@@ -7,14 +7,11 @@ with it. One thread, one loop; a request is a frame (see `wire`) with a `call` n
 
 from __future__ import annotations
 
-import json
+import _socket as socket
 import os
 import resource
-import selectors
-import socket
 import sys
 import time
-from collections.abc import Callable
 
 from . import linux, wire
 from .bash import BashSession
@@ -27,6 +24,7 @@ from .worlds import Busy, Frozen, Worlds, digest, read_file, write_file
 
 TYPE_CHECKING = False  # as in `typing`, which is not loaded for it
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
 LOOK_EVERY_S = 0.05
@@ -65,7 +63,7 @@ class Supervisor:
         self._looked = 0.0
         # Places that went on as another one: unmounting takes milliseconds too.
         self._leftovers: list[Place] = []
-        self._core.selector.register(control, selectors.EVENT_READ, self._requests)
+        self._core.watch.add(control.fileno(), self._requests)
 
     # -- the loop
 
@@ -75,12 +73,8 @@ class Supervisor:
         core.answer(None, {"ready": True})
         core.addressed = self._places[0]
         while True:
-            events = core.selector.select(self._patience())
-            if not events:
+            if not core.watch.serve(self._patience()):
                 self._use_the_pause()
-            for key, _ in events:
-                if core.selector.get_map().get(key.fd) is key:  # an event before this one may have ended it
-                    key.data()
             self._mind_the_clock()
 
     def _use_the_pause(self) -> None:
@@ -287,4 +281,4 @@ def main() -> None:
     control = socket.socket(fileno=os.dup(0))
     null = os.open("/dev/null", os.O_RDWR)
     os.dup2(null, 0)
-    Supervisor(control, json.loads(sys.argv[1])).serve()
+    Supervisor(control, wire.loads(sys.argv[1])).serve()
