@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from turngym.sandbox.base import Limits
-from turngym.sandbox.inside.box import MAX_NETWORKS
 from turngym.sandbox.pool import Pool
 
 TURNS = (
@@ -95,9 +94,9 @@ async def settled(warden: int, within_s: float = 20.0) -> tuple[int, ...]:
 
 
 def assert_steady(before: tuple[int, ...], after: tuple[int, ...]) -> None:
-    """Nothing was left, but for the networks that a supervisor keeps for the commands to come."""
+    """Nothing was left, but for a network that waits for the next command."""
     assert after[0] == before[0]
-    assert after[1] <= before[1] + MAX_NETWORKS
+    assert after[1] <= before[1] + 1
     assert after[2:4] == before[2:4]
 
 

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 AGENT_ID = 1000
 REPORT, DOOR = 3, 4
 MAX_FAMILY_PIDS = 16_384
-MAX_NETWORKS = 4
-"kept for commands to come"
 
 
 class Plan:
@@ -37,39 +35,6 @@ class Plan:
         self.argv = argv
         self.env = env
         self.cwd = cwd
-
-
-class Networks:
-    """Network namespaces with a loopback and nothing else.
-
-    The kernel needs longer to make one and to take it down than to run a command, so one that a command left as it
-    was serves the next one.
-    """
-
-    def __init__(self) -> None:
-        self._untouched: list[int] = []
-
-    def take(self) -> int:
-        """A descriptor of one in which nothing has happened yet; hand it back with `give_back`."""
-        if self._untouched:
-            return self._untouched.pop()
-        own = os.open("/proc/self/ns/net", os.O_RDONLY)
-        try:
-            linux.unshare(linux.CLONE_NEWNET)
-            try:
-                linux.raise_loopback()
-                return os.open("/proc/self/ns/net", os.O_RDONLY)
-            finally:
-                linux.setns(own, linux.CLONE_NEWNET)
-        finally:
-            os.close(own)
-
-    def give_back(self, network: int, *, untouched: bool) -> None:
-        """Keep it for the next command where it is `untouched`; the kernel takes any other down with its last user."""
-        if untouched and len(self._untouched) < MAX_NETWORKS:
-            self._untouched.append(network)
-        else:
-            os.close(network)
 
 
 class Box:
@@ -83,22 +48,22 @@ class Box:
         Args:
             root: where the world is mounted.
             program: the system-call filter.
-            network: of `Networks`.
+            network: see `linux.new_network`.
             limits: `cpu_s`, `memory_mib` and `pids` of the command.
             forking: it is for a live session that may fork: its process limit is kept by the supervisor only, and it
                 looks for huge pages when it starts.
         """
         report, report_in = os.pipe()
         door, door_in = socket.socketpair()
-        own = os.open("/proc/self/ns/pid", os.O_RDONLY)
-        linux.unshare(linux.CLONE_NEWPID)
-        self.keeper = os.fork()
+        try:
+            self.keeper = linux.fork_first()
+        except OSError:  # no process is left to this family
+            for fd in (report, report_in, network):
+                os.close(fd)
+            raise
         if self.keeper == 0:
-            linux.setns(network, linux.CLONE_NEWNET)
-            _run_forked(lambda: _keeper(root, program, limits, forking, report_in, door_in.fileno()))
-        linux.setns(own, linux.CLONE_NEWPID)
-        for fd in (own, report_in):
-            os.close(fd)
+            _run_forked(lambda: _keeper(root, program, network, limits, forking, report_in, door_in.fileno()))
+        os.close(report_in)
         door_in.close()
         self.report = report
         """A pipe that carries the keeper's report and closes when everything is over."""
@@ -141,8 +106,15 @@ def _run_forked(body: Callable[[], None]) -> None:
 
 
 def _keeper(
-    root: str, program: bytes, limits: Mapping[str, float], forking: bool, report: int, door: int
+    root: str,
+    program: bytes,
+    network: int,
+    limits: Mapping[str, float],
+    forking: bool,
+    report: int,
+    door: int,
 ) -> None:
+    linux.setns(network, linux.CLONE_NEWNET)
     # The supervisor's own descriptors must not be reachable from here: a copied pipe end would also keep other
     # commands' pipes from closing.
     high = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 16) for fd in (report, door)]

@@ -91,20 +91,30 @@ class Cells:
         fds = [null, out_in, err_in, theirs.detach()]
         captures = (Capture(out, self._core.cap), Capture(err, self._core.cap))
         usage = Usage(self._core.limits["memory_mib"], self._core.limits["pids"])
-        session: Session
-        if python:
-            with hugepages.Shown(self._core.config["huge_pages"]):
-                box = self._core.start(place, plan, fds, forking=self._core.config["forkable"])
+        forking = python and self._core.config["forkable"]
+        with hugepages.Shown(self._core.config["huge_pages"] if python else None):
+            try:
+                box = self._core.start(place, plan, fds, forking=forking)
+            except OSError:
+                for each in (ours, *captures):
+                    each.close()
+                raise
+            os.close(box.network)
+            session: Session
+            if python:
                 session = PythonSession(
                     ours, *captures, usage, keeper=box.keeper, report=box.report, parent=None
                 )
-                session.ask(None, START_WITHIN_S)
-        else:
-            box = self._core.start(place, plan, fds)
-            session = BashSession(ours, *captures, usage, keeper=box.keeper, report=box.report)
-            if place.bash_state:
-                session.restore(place.bash_state)
-        self._core.networks.give_back(box.network, untouched=False)
+            else:
+                session = BashSession(ours, *captures, usage, keeper=box.keeper, report=box.report)
+            try:
+                if isinstance(session, PythonSession):
+                    session.ask(None, START_WITHIN_S)
+                elif place.bash_state:
+                    session.restore(place.bash_state)
+            except Broken:
+                session.kill()
+                raise
         place.sessions[language] = session
         return session
 

@@ -49,7 +49,12 @@ class Commands:
         stdin, stdin_in = os.pipe()
         out, out_in = os.pipe()
         err, err_in = os.pipe()
-        box = self._core.start(place, self._core.plan(header["argv"], header), [stdin, out_in, err_in])
+        try:
+            box = self._core.start(place, self._core.plan(header["argv"], header), [stdin, out_in, err_in])
+        except OSError:
+            for fd in (stdin_in, out, err):
+                os.close(fd)
+            raise
         job = Job(
             call=call,
             box=box,
@@ -111,6 +116,6 @@ class Commands:
         result.update(out=len(out), out_dropped=out_dropped, err_dropped=err_dropped)
         if not result.pop("reaped"):
             self._core.ending.append(job.box.keeper)
-        self._core.networks.give_back(job.box.network, untouched=result.pop("untouched"))
+        self._core.give_back(place, job.box.network, untouched=result.pop("untouched"))
         self._core.answer(job.call, result, out + err)
         self._core.addressed = place

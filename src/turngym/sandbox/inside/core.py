@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import sys
 
-from . import seccomp, wire
+from . import linux, seccomp, wire
 from .bash import BashSession
-from .box import Box, Networks, Plan
+from .box import Box, Plan
 from .jobs import Capture, Job
 from .sessions import PythonSession
 from .watch import Watch
@@ -30,6 +30,8 @@ class Place:
         self.bash_state = b""
         self.jobs: set[Job] = set()
         self.spare: Box | None = None
+        self.network: int | None = None
+        """One that a command has left as it was. The kernel takes longer to make one, and to bury it, than to run a command."""
         self.live = True
 
 
@@ -44,7 +46,6 @@ class Core:
         self.watch = Watch()
         machine = os.uname().machine
         self.programs = {forking: seccomp.build(machine, forking=forking) for forking in (False, True)}
-        self.networks = Networks()
         # Keepers whose command is over. The kernel takes milliseconds to take their namespaces down, which nobody
         # should wait for.
         self.ending: list[int] = []
@@ -62,27 +63,40 @@ class Core:
 
     def box(self, place: Place, *, forking: bool = False) -> Box:
         """A new box for `place`."""
-        network = self.networks.take()
+        network = linux.new_network() if place.network is None else place.network
+        place.network = None
         return Box(place.world.root, self.programs[forking], network, self.limits, forking=forking)
 
-    def discard(self, place: Place) -> None:
-        """End the box that is ready for `place`, as the files change under it."""
+    def give_back(self, place: Place, network: int, *, untouched: bool) -> None:
+        """Take a network whose command is over: the next one of `place` gets it if it is `untouched`."""
+        if untouched and place.live and place.network is None:
+            place.network = network
+        else:
+            os.close(network)
+
+    def end(self, place: Place) -> None:
+        """Let go of what is kept ready for `place`, where nothing will be started any more."""
+        place.live = False
         if place.spare is not None:
             place.spare.discard()
             self.ending.append(place.spare.keeper)
-            self.networks.give_back(place.spare.network, untouched=True)
+            os.close(place.spare.network)
             place.spare = None
+        if place.network is not None:
+            os.close(place.network)
+            place.network = None
 
     def start(self, place: Place, plan: Plan, fds: list[int], *, forking: bool = False) -> Box:
         """Run `plan` in the box that is ready, or in a new one, which is returned. `fds` are closed."""
-        if forking or place.spare is None:
-            chosen = self.box(place, forking=forking)
-        else:
-            chosen, place.spare = place.spare, None
         try:
-            chosen.start(plan, fds)
-        except OSError as error:
-            sys.stderr.write(f"turngym: a keeper has ended early ({error}); its report says why\n")
+            if forking or place.spare is None:
+                chosen = self.box(place, forking=forking)
+            else:
+                chosen, place.spare = place.spare, None
+            try:
+                chosen.start(plan, fds)
+            except OSError as error:
+                sys.stderr.write(f"turngym: a keeper has ended early ({error}); its report says why\n")
         finally:
             for fd in fds:
                 os.close(fd)

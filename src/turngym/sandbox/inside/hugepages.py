@@ -33,19 +33,23 @@ def read() -> dict[str, str]:
 
 
 class Shown:
-    """Keeps copies of `files` below `ROOT` for as long as the context lasts."""
+    """Keeps copies of `files` below `ROOT` for as long as the context lasts; None where nobody looks there."""
 
-    def __init__(self, files: Mapping[str, str]) -> None:
+    def __init__(self, files: Mapping[str, str] | None) -> None:
         self._files = files
         self._folder = f"{ROOT}/{_FOLDER}"
 
     def __enter__(self) -> None:
+        if self._files is None:
+            return
         os.makedirs(self._folder)
         for name, text in self._files.items():
             with open(f"{self._folder}/{name}", "w", encoding="ascii") as file:
                 file.write(text)
 
     def __exit__(self, *_: object) -> None:
+        if self._files is None:
+            return
         for name in os.listdir(self._folder):
             os.unlink(f"{self._folder}/{name}")
         os.removedirs(self._folder)

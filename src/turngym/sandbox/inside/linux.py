@@ -192,6 +192,34 @@ def wait_readable(fds: list[int], seconds: float) -> list[int]:
     return [fd for fd, _ in poll.poll(max(0.0, seconds) * 1000)]
 
 
+def fork_first() -> int:
+    """`fork()` of the first process of a new PID namespace. The caller's later children are in its own again."""
+    own = os.open("/proc/self/ns/pid", os.O_RDONLY)
+    unshare(CLONE_NEWPID)
+    pid = -1
+    try:
+        pid = os.fork()
+    finally:
+        if pid != 0:
+            setns(own, CLONE_NEWPID)
+        os.close(own)
+    return pid
+
+
+def new_network() -> int:
+    """A descriptor of a network namespace that has a loopback and nothing else; the caller stays where it is."""
+    own = os.open("/proc/self/ns/net", os.O_RDONLY)
+    try:
+        unshare(CLONE_NEWNET)
+        try:
+            raise_loopback()
+            return os.open("/proc/self/ns/net", os.O_RDONLY)
+        finally:
+            setns(own, CLONE_NEWNET)
+    finally:
+        os.close(own)
+
+
 def raise_loopback() -> None:
     """Bring `lo` up in a new network namespace."""
     sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)

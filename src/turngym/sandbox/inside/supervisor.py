@@ -83,10 +83,13 @@ class Supervisor:
         if core.addressed is not None:
             place, core.addressed = core.addressed, None
             if place.live and place.spare is None:
-                place.spare = core.box(place)
+                try:
+                    place.spare = core.box(place)
+                except OSError as error:  # the command that wants it tries again, and is told
+                    sys.stderr.write(f"turngym: nothing could be prepared: {error}\n")
         elif self._leftovers:
             old = self._leftovers.pop()
-            core.discard(old)
+            core.end(old)
             old.world.drop()
         core.ending = [pid for pid in core.ending if not os.waitpid(pid, os.WNOHANG)[0]]
 
@@ -255,8 +258,7 @@ class Supervisor:
         self._core.answer(call, {})
 
     def _drop_place(self, place: Place) -> None:
-        place.live = False
-        self._core.discard(place)
+        self._core.end(place)
         for job in place.jobs:
             job.kill(None)
         for session in list(place.sessions.values()):
