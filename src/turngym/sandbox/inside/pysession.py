@@ -238,11 +238,11 @@ class Session:
             for fd, place in zip(mounts, PLACES, strict=True):
                 linux.move_mount(fd, f"/{place}")
                 os.close(fd)
+            linux.drop_privileges()
             session = os.fork()
         except OSError as error:
             self.send({"op": "fork_failed", "reason": str(error)})
             os._exit(125)
-        linux.drop_privileges()
         if session:
             _wait_for(session, [CONTROL, 1, 2])
         resource.setrlimit(resource.RLIMIT_NPROC, pids)
