@@ -152,6 +152,15 @@ def test_a_fork_carries_the_global_random_generator(inside):
     assert one == two == three
 
 
+def test_what_a_library_does_at_a_fork_is_done_once(inside):
+    async def body(box):
+        await value(box, "import os\nseen = []\nos.register_at_fork(after_in_child=lambda: seen.append(1))")
+        (fork,) = await box.fork()
+        return [await value(each, "seen") for each in (box, fork)]
+
+    assert inside(body) == ["[1]", "[1]"]
+
+
 def test_forks_can_not_see_or_signal_each_other(inside):
     async def body(box):
         await value(box, "import os, signal; x = 1")
