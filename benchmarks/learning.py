@@ -1,12 +1,11 @@
 """Which credit learns from fewer env steps: python benchmarks/learning.py [--json FILE] [--seeds N] [--out DIR]
 
-Corridor with traps, one start (the policy that ships), equal env steps, equal optimiser, several seeds. Four ways to
-spend the steps:
+Corridor with traps, one start (the policy that ships), equal env steps, equal optimiser, several seeds. Three ways
+to spend the steps:
 
 * `grpo`: groups of whole paths, one advantage a path;
 * `tree`: paths and coin forks in the middle of live episodes, leave-one-out among siblings;
-* `elpo`: bisection for the first irrecoverable turn of a failed path, hierarchical advantages;
-* `graph`: groups of whole paths, which are compared wherever they meet in the same state.
+* `elpo`: bisection for the first irrecoverable turn of a failed path, hierarchical advantages.
 
 Every run is evaluated on the same held-out tasks at the same env steps. The figures are the env steps at which the mean
 curve of a rule first reaches GRPO's final success, as a share of GRPO's steps. The plot goes to `docs/learning.png`.
@@ -31,7 +30,6 @@ RACE = Race(
             "credit.options={pool=2.0}",
         ],
         "elpo": ELPO,
-        "graph": [*GROUP, "credit.rule=graph", "credit.options={}"],
     },
 )
 
