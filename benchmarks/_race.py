@@ -102,14 +102,17 @@ class Race:
         return {rule: ratio for rule, ratio in ratios.items() if np.isfinite(ratio)}
 
     def table(self, curves: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
-        """A row for every rule."""
+        """A row for every rule; what it is `beside` the baseline are differences of the same seeds."""
+        beside = {rule: values.mean(1) - curves[BASELINE].mean(1) for rule, values in curves.items()}
         return [
             {
                 "rule": rule,
                 "start": round(float(values[:, 0].mean()), 3),
-                "mean of the curve": round(float(values.mean()), 3),
                 "final": round(float(values[:, -1].mean()), 3),
                 "95 % ±": round(float(interval(values)[-1]), 3),
+                "mean of the curve": round(float(values.mean()), 3),
+                f"beside {BASELINE}": round(float(beside[rule].mean()), 3),
+                "± of that": round(float(interval(beside[rule])), 3),
                 "share of grpo's steps": round(self.steps_ratio(curves, rule), 3),
             }
             for rule, values in curves.items()
