@@ -209,11 +209,14 @@ def _set_limits(limits: Mapping[str, float], forking: bool) -> None:
 
 def _network_untouched() -> bool:
     """True where no packet ever passed through the loopback of this network namespace, and no socket is left in it."""
-    with open("/proc/self/net/sockstat", "rb") as file:
-        sockets = file.readline().split()
-    with open("/proc/self/net/dev", "rb") as file:
-        counters = file.read().rpartition(b"lo:")[2].split()
-    return sockets[-1] == b"0" and not any(map(int, counters))
+    try:
+        with open("/proc/self/net/sockstat", "rb") as file:
+            sockets = file.readline().split()
+        with open("/proc/self/net/dev", "rb") as file:
+            counters = file.read().rpartition(b"lo:")[2].split()
+    except OSError:
+        return False  # nobody knows
+    return sockets[-1:] == [b"0"] and bool(counters) and not any(map(int, counters))
 
 
 def _reap(command: int) -> dict[str, float | bool]:

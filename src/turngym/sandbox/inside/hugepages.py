@@ -42,7 +42,7 @@ class Shown:
     def __enter__(self) -> None:
         if self._files is None:
             return
-        os.makedirs(self._folder)
+        os.makedirs(self._folder, exist_ok=True)
         for name, text in self._files.items():
             with open(f"{self._folder}/{name}", "w", encoding="ascii") as file:
                 file.write(text)
