@@ -58,7 +58,7 @@ class Box:
         try:
             self.keeper = linux.fork_first()
         except OSError:  # no process is left to this family
-            for fd in (report, report_in, network):
+            for fd in (report, report_in, network, door.detach(), door_in.detach()):
                 os.close(fd)
             raise
         if self.keeper == 0:
