@@ -103,17 +103,17 @@ client.close()
 
 def test_a_network_that_a_command_has_touched_serves_no_other(inside):
     async def body(box):
-        quiet = [(await box.exec(["sh", "-c", NETWORK])).stdout.splitlines() for _ in range(4)]
-        touched = await box.exec(
-            ["python3", "-c", f"{TALK}import os; print(os.readlink('/proc/self/ns/net'))"]
-        )
-        assert touched.exit_code == 0, touched.stderr
-        after = [(await box.exec(["sh", "-c", NETWORK])).stdout.splitlines() for _ in range(5)]
-        return quiet, touched.stdout.strip(), after
+        quiet = [await seen(box) for _ in range(4)]
+        talked = await box.exec(["python3", "-c", f"{TALK}print(open('/proc/net/dev').read())"])
+        assert talked.exit_code == 0, talked.stderr
+        return quiet, talked.stdout, [await seen(box) for _ in range(5)]
 
-    quiet, touched, after = inside(body)
+    async def seen(box):
+        return (await box.exec(["sh", "-c", NETWORK])).stdout.splitlines()
+
+    quiet, talked, after = inside(body)
     assert len({each[0] for each in quiet}) < len(quiet), "one that is as it was serves again"
-    assert touched not in [each[0] for each in after]
+    assert talked.splitlines()[2] != quiet[0][3]
     assert all(each[1:] == quiet[0][1:] for each in after)
 
 
@@ -296,10 +296,10 @@ def test_a_family_without_a_process_left_says_so_and_goes_on_when_there_is_one(i
         in_the_box_that_is_ready = await box.exec(["true"])
         assert in_the_box_that_is_ready.exit_code == 126
         before = len(os.listdir(f"/proc/{supervisor}/fd"))
-        for _ in range(3):
+        for _ in range(10):
             with pytest.raises(BlockingIOError):
                 await box.exec(["true"])
-        assert len(os.listdir(f"/proc/{supervisor}/fd")) == before
+        assert len(os.listdir(f"/proc/{supervisor}/fd")) <= before
         group.write_text(allowed)
         return await box.exec(["sh", "-c", "echo $$"])
 
