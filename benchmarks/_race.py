@@ -138,8 +138,11 @@ def plot(races: Sequence[tuple[Race, Mapping[str, np.ndarray]]], path: Path) -> 
     import matplotlib.pyplot as plt
 
     figure, panels = plt.subplots(1, len(races), figsize=(8 * len(races), 4.5), dpi=160, squeeze=False)
+    rules = dict.fromkeys(rule for _, curves in races for rule in curves)
+    colours = dict(zip(rules, COLOURS, strict=False))
     for axes, (race, curves) in zip(panels[0], races, strict=True):
-        for colour, (rule, values) in zip(COLOURS, curves.items(), strict=False):
+        for rule, values in curves.items():
+            colour = colours[rule]
             mean, half = values.mean(0), interval(values)
             axes.plot(race.grid, mean, color=colour, lw=2, label=rule)
             axes.fill_between(race.grid, mean - half, mean + half, color=colour, alpha=0.12, lw=0)
