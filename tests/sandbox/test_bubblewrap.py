@@ -17,6 +17,7 @@ import pytest
 from turngym.errors import ConfigError, EnvFault, UnknownName
 from turngym.sandbox.base import ForkLost, Limits, SandboxLost, backend
 from turngym.sandbox.bubblewrap import Bubblewrap
+from turngym.sandbox.inside.sessions import children_of
 from turngym.sandbox.warden import unused_id
 
 
@@ -287,8 +288,7 @@ def test_a_sandbox_that_dies_is_a_fault_and_never_a_result(bubblewrap):
 
 def test_a_family_without_a_process_left_says_so_and_goes_on_when_there_is_one(inside):
     async def body(box):
-        lease = box._family.lease.pid
-        supervisor = Path(f"/proc/{lease}/task/{lease}/children").read_text().strip()
+        (supervisor,) = children_of(box._family.lease.pid)
         group = pids_group(supervisor)
         await box.exec(["true"])
         allowed = group.read_text()
@@ -306,7 +306,7 @@ def test_a_family_without_a_process_left_says_so_and_goes_on_when_there_is_one(i
     assert inside(body).stdout == b"2\n"
 
 
-def pids_group(pid: str) -> Path:
+def pids_group(pid: int) -> Path:
     """The file with the process limit of the control group of `pid`."""
     for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
         _, kinds, path = line.split(":", 2)

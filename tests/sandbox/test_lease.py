@@ -17,6 +17,7 @@ import pytest
 from turngym.sandbox import SandboxLost
 from turngym.sandbox import lease as module
 from turngym.sandbox.bubblewrap import Bubblewrap
+from turngym.sandbox.inside.sessions import children_of
 
 
 def gone(pid: int, within_s: float = 5.0) -> bool:
@@ -87,8 +88,7 @@ def test_a_process_that_ended_before_its_sandbox_started_costs_one_sandbox(bubbl
         await first.close()
 
     def children(lease) -> set[int]:
-        warden = lease._warden.process.pid
-        return set(map(int, Path(f"/proc/{warden}/task/{warden}/children").read_text().split()))
+        return set(children_of(lease._warden.process.pid))
 
     gc.collect()
     asyncio.run(body())

@@ -7,7 +7,6 @@ loop that made it: an environment may be stepped from one `asyncio.run` after an
 
 from __future__ import annotations
 
-import array
 import asyncio
 import contextlib
 import itertools
@@ -83,8 +82,7 @@ class Channel:
             self._waiting[number] = future
             try:
                 if fds:
-                    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]
-                    data = data[self._sock.sendmsg([data], rights) :]
+                    data = data[socket.send_fds(self._sock, [data], list(fds)) :]
                 self._sock.sendall(data)
             except OSError:
                 logger.debug("sending failed; the reader sees the end of the connection", exc_info=True)

@@ -92,6 +92,7 @@ class Box:
         self._door.close()
         os.kill(self.keeper, linux.SIGKILL)
         os.close(self.report)
+        os.close(self.network)
 
 
 def _run_forked(body: Callable[[], None]) -> None:

@@ -101,17 +101,16 @@ class Cells:
                 raise
             os.close(box.network)
             session: Session
-            if python:
-                session = PythonSession(
-                    ours, *captures, usage, keeper=box.keeper, report=box.report, parent=None
-                )
-            else:
-                session = BashSession(ours, *captures, usage, keeper=box.keeper, report=box.report)
             try:
-                if isinstance(session, PythonSession):
+                if python:
+                    session = PythonSession(
+                        ours, *captures, usage, keeper=box.keeper, report=box.report, parent=None
+                    )
                     session.ask(None, START_WITHIN_S)
-                elif place.bash_state:
-                    session.restore(place.bash_state)
+                else:
+                    session = BashSession(ours, *captures, usage, keeper=box.keeper, report=box.report)
+                    if place.bash_state:
+                        session.restore(place.bash_state)
             except Broken:
                 session.kill()
                 raise

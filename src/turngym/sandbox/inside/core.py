@@ -80,7 +80,6 @@ class Core:
         if place.spare is not None:
             place.spare.discard()
             self.ending.append(place.spare.keeper)
-            os.close(place.spare.network)
             place.spare = None
         if place.network is not None:
             os.close(place.network)

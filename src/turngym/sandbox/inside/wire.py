@@ -56,11 +56,8 @@ def loads(data: bytes | str) -> Any:
     text = data if isinstance(data, str) else data.decode()
     try:
         value, end = _scan(text, 0)
-    except (
-        StopIteration,
-        SystemError,
-        RecursionError,
-    ):  # the second of Python 3.11, where `json` is not loaded
+    # Python 3.11 raises SystemError where it would say what is wrong, had `json` been loaded.
+    except (StopIteration, SystemError, RecursionError):
         end = -1
     if end != len(text):
         raise ValueError(f"not JSON: {text:.80}")
