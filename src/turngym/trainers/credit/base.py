@@ -206,15 +206,19 @@ class Paths:
                 )
         return np.array(values, np.float64)
 
-    def state_keys(self) -> dict[int, str]:
+    def state_keys(self, children: list[list[int]]) -> dict[int, str]:
         """The state key of every observation at which an action on a path that counts was taken, by node, in their order.
+
+        Args:
+            children: what `children` returns.
 
         Raises:
             CreditError: for one without.
         """
-        counted = np.isfinite(self.leaf_means(self.returns, masked=True))
         keys: dict[int, str] = {}
-        for node in sorted({self.parent[n] for n in np.flatnonzero(counted & self.is_action).tolist()}):
+        for node, below in enumerate(children):
+            if not any(self.is_action[child] for child in below):
+                continue
             key = self.tree[node].state_key
             if key is None:
                 raise CreditError(

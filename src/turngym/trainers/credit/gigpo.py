@@ -76,8 +76,8 @@ def _step_advantages(q: Array, norm: Norm) -> Array:
 
 def _same_state(paths: Paths) -> list[list[int]]:
     """The actions on paths that count, by the state they were taken in."""
-    keys, children = paths.state_keys(), paths.children()
+    children = paths.children()
     groups: dict[str, list[int]] = defaultdict(list)
-    for node, key in keys.items():
+    for node, key in paths.state_keys(children).items():
         groups[key] += [child for child in children[node] if paths.is_action[child]]
     return list(groups.values())

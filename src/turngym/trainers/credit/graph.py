@@ -59,8 +59,8 @@ def graph(
     if not paths.leaves:
         return paths.credit({})
     value, above, weight = branchings(paths, pool=0.0)
-    keys, children, earned = paths.state_keys(), paths.children(), _earned(paths)
-    rollout = _rollouts(paths, children)
+    children, earned = paths.children(), _earned(paths)
+    keys, rollout = paths.state_keys(children), _rollouts(paths, children)
     met = _first_visits(paths, children, keys, rollout, value - earned)
     advantage = np.zeros(len(tree))
     for node in np.flatnonzero(paths.trained & np.isfinite(value)).tolist():
