@@ -18,7 +18,7 @@ from turngym.errors import ConfigError, EnvFault, UnknownName
 from turngym.sandbox.base import ForkLost, Limits, SandboxLost, backend
 from turngym.sandbox.bubblewrap import Bubblewrap
 from turngym.sandbox.inside.sessions import children_of
-from turngym.sandbox.warden import unused_id
+from turngym.sandbox.warden import group_parents, unused_id
 
 
 def test_a_command_gets_its_arguments_input_environment_and_folder(inside):
@@ -386,6 +386,40 @@ def test_root_of_a_namespace_without_other_users_gets_sandboxes(bubblewrap, tmp_
 def test_roots_sandboxes_run_as_a_user_that_the_namespace_has(tmp_path, lines, user):
     (tmp_path / "uid_map").write_text(lines)
     assert unused_id(tmp_path / "uid_map") == user
+
+
+def groups_of_version_2(root: Path, passed_on: dict[str, str]) -> None:
+    """What the kernel shows of a tree of control groups, each with the controllers that it passes on."""
+    (root / "cgroup.controllers").write_text("cpu memory pids")
+    for group, controllers in passed_on.items():
+        (root / group).mkdir(parents=True, exist_ok=True)
+        (root / group / "cgroup.subtree_control").write_text(controllers)
+        (root / group / "cgroup.procs").touch()
+
+
+@pytest.mark.parametrize(
+    ("own", "parent"),
+    [
+        ("/user.slice/session.scope", "user.slice"),  # one with processes passes nothing on
+        ("/user.slice/deep/down", "user.slice"),  # one without the memory controller is passed by
+        ("/", None),  # a container's own root: processes are in it
+        ("/system.slice/../..", None),  # of another namespace
+    ],
+)
+def test_control_groups_of_version_2_are_made_below_the_nearest_that_passes_limits_on(tmp_path, own, parent):
+    groups_of_version_2(
+        tmp_path,
+        {
+            ".": "",
+            "system.slice": "memory pids",
+            "user.slice": "cpu memory pids",
+            "user.slice/session.scope": "",
+            "user.slice/deep": "pids",
+            "user.slice/deep/down": "",
+        },
+    )
+    found = group_parents(tmp_path, f"1:name=systemd:/elsewhere\n0::{own}\n")
+    assert found == ([] if parent is None else [tmp_path / parent])
 
 
 def test_packages_that_know_the_answers_are_empty_inside(bubblewrap):

@@ -70,14 +70,15 @@ class Starter:
     sandbox's process is moved while nobody waits for it.
     """
 
-    def __init__(self, name: str, user: int | None) -> None:
+    def __init__(self, name: str, parents: list[Path], user: int | None) -> None:
         """Fork it.
 
         Args:
             name: of its control groups.
+            parents: where these are made.
             user: the id that it gives itself before it runs anything; None for the present one.
         """
-        self.groups = _make_groups(name)
+        self.groups = _make_groups(name, parents)
         self._door, inner = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.pid = os.fork()
         if self.pid == 0:
@@ -158,7 +159,8 @@ class Warden:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
         for number in _SIGNALS:
             signal.signal(number, signal.SIG_IGN)
-        self.home = _make_home(Path(config["state_dir"]))
+        self.group_parents = group_parents()
+        self.home = _make_home(Path(config["state_dir"]), self.group_parents)
         self.user = unused_id() if os.geteuid() == 0 else None
         self.prefix = config["prefix"]
         self.starter: Starter | None = None
@@ -284,7 +286,7 @@ class Warden:
     def _next_starter(self) -> Starter:
         if self.starter is None:
             self.started += 1
-            self.starter = Starter(f"turngym-{os.getpid()}-{self.started}", self.user)
+            self.starter = Starter(f"turngym-{os.getpid()}-{self.started}", self.group_parents, self.user)
         return self.starter
 
     def _reap(self) -> None:
@@ -329,7 +331,7 @@ def unused_id(uid_map: Path = Path("/proc/self/uid_map")) -> int | None:
     return last or None
 
 
-def _make_home(state: Path) -> Path:
+def _make_home(state: Path, group_parents: list[Path]) -> Path:
     """A folder for this warden, after removing those of wardens that are dead."""
     state.mkdir(mode=0o711, parents=True, exist_ok=True)
     if state.stat().st_uid != os.geteuid():
@@ -348,6 +350,7 @@ def _make_home(state: Path) -> Path:
     home.mkdir(mode=0o711)
     lock = os.open(home / "lock", os.O_CREAT | os.O_RDWR, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)
+    os.write(lock, "\n".join(map(str, group_parents)).encode())  # for whoever sweeps
     return home
 
 
@@ -362,13 +365,14 @@ def _sweep(old: Path) -> None:
         return
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        group_parents = os.read(lock, 1 << 16).decode().splitlines()
     except BlockingIOError:
         return  # its warden lives
     finally:
         os.close(lock)
     _kill_strays(old)
-    for parent in _group_parents():
-        _remove_groups(list(parent.glob(f"turngym-{old.name}-*")))
+    for parent in group_parents:
+        _remove_groups(list(Path(parent).glob(f"turngym-{old.name}-*")))
     _remove_home(old)
 
 
@@ -404,16 +408,37 @@ def _copy_inside(source: Path, target: Path, python: str) -> None:
     subprocess.run([python, "-I", "-S", "-m", "compileall", "-q", str(package)], check=True)
 
 
-def _group_parents() -> list[Path]:
-    if (_CGROUP_ROOT / "cgroup.controllers").exists():
-        return [_CGROUP_ROOT]
-    return [path for path in (_CGROUP_ROOT / "memory", _CGROUP_ROOT / "pids") if path.is_dir()]
+def group_parents(root: Path = _CGROUP_ROOT, membership: str | None = None) -> list[Path]:
+    """Where this user may make control groups that limit memory and processes.
+
+    Version 1 has a tree for each controller. In version 2 a group with processes passes no controller on, so it is the
+    nearest one above ours that does, which root and a delegated user's services have, and a container may not.
+
+    Args:
+        root: where control groups are mounted.
+        membership: of this process, by default that of `/proc/self/cgroup`.
+    """
+    if not (root / "cgroup.controllers").exists():
+        return [path for path in (root / "memory", root / "pids") if os.access(path, os.W_OK)]
+    lines = (membership or Path("/proc/self/cgroup").read_text()).splitlines()
+    own = next((Path(line.removeprefix("0::/")) for line in lines if line.startswith("0::/")), Path())
+    if ".." in own.parts:
+        return []  # of a namespace that we are not in: above it nothing is ours
+    for group in (root / own, *(root / parent for parent in own.parents)):
+        passed_on = group / "cgroup.subtree_control"
+        if (
+            os.access(group, os.W_OK)
+            and os.access(group / "cgroup.procs", os.W_OK)
+            and {"memory", "pids"} <= set(passed_on.read_text().split())
+        ):
+            return [group]
+    return []
 
 
-def _make_groups(name: str) -> list[Path]:
-    """Control groups for one sandbox where this user may make them; [] elsewhere."""
+def _make_groups(name: str, parents: list[Path]) -> list[Path]:
+    """Control groups for one sandbox, one in each of `parents`."""
     made = []
-    for parent in _group_parents():
+    for parent in parents:
         group = parent / name
         try:
             group.mkdir()

@@ -223,11 +223,10 @@ def _attend(
     for name in ("softcap", "s_aux", "position_bias"):
         if options.get(name) is not None:
             raise TypeError(f"{type(module).__name__} wants {name}, which is not plain attention")
-    key, value = key.index_select(2, tree.index), value.index_select(2, tree.index)
     pieces = zip(
         torch.split(query, tree.queries, 2),
-        torch.split(key, tree.keys, 2),
-        torch.split(value, tree.keys, 2),
+        torch.split(_gathered(key, tree.index), tree.keys, 2),
+        torch.split(_gathered(value, tree.index), tree.keys, 2),
         tree.masks,
         strict=True,
     )
@@ -241,10 +240,17 @@ def _attend(
             dropout_p=dropout,
             scale=scaling,
             enable_gqa=q.shape[1] != k.shape[1],
-        )
+        ).transpose(1, 2)
         for q, k, v, mask in pieces
     ]
-    return torch.cat(out, 2).transpose(1, 2).contiguous(), None
+    return torch.cat(out, 1), None
+
+
+def _gathered(states: Tensor, index: Tensor) -> Tensor:
+    """`(1, heads, K, width)` of `(1, heads, T, width)`, token by token: in memory, a token's heads are neighbours."""
+    _, heads, _, width = states.shape
+    tokens = states[0].transpose(0, 1).flatten(1)
+    return tokens.index_select(0, index).view(-1, heads, width).transpose(0, 1)[None]
 
 
 # ---------------------------------------------------------------------- the forward
