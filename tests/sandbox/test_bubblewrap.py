@@ -388,6 +388,78 @@ def test_roots_sandboxes_run_as_a_user_that_the_namespace_has(tmp_path, lines, u
     assert unused_id(tmp_path / "uid_map") == user
 
 
+@pytest.mark.parametrize("language", ["python", "bash"])
+def test_a_session_goes_on_after_it_closed_its_output(inside, language):
+    close, say = {
+        "python": ("import os; os.close(1); os.close(2)", "open('/workspace/f', 'a').write('x')"),
+        "bash": ("exec >&- 2>&-", "printf x >> /workspace/f"),
+    }[language]
+
+    async def body(box):
+        session = await box.interpreter(language)
+        await session.run(close)
+        results = [await session.run(say) for _ in range(3)]
+        return [result.restarted for result in results], await box.read("f")
+
+    assert inside(body) == ([False] * 3, b"xxx")
+
+
+def test_what_a_cell_leaves_running_keeps_to_the_limits_between_cells(inside):
+    """A background process that grows while no cell runs ends its session, and the next cell is told why."""
+    grow = (
+        "import subprocess; subprocess.Popen(['python3', '-c', 'import os, time; time.sleep(0.4); "
+        '[os.fork() for _ in range(3)]; x = bytearray(100 << 20); x[::4096] = b"x" * len(x[::4096]); '
+        'open(str(os.getpid()), "w").close(); time.sleep(60)\'])\nNone'
+    )
+
+    async def body(box):
+        python = await box.interpreter()
+        assert (await python.run(grow)).ok
+        await asyncio.sleep(3)
+        with pytest.raises(ForkLost, match="memory"):
+            await box.fork()
+        told, then = await python.run("1"), await python.run("2")
+        return told.limit_hit, told.restarted, then.display["text/plain"]
+
+    assert inside(body) == ("memory", True, "2")
+
+
+def test_misuse_is_an_error_of_the_caller_and_nobody_is_hurt(inside):
+    async def body(box):
+        python = await box.interpreter()
+        await python.run("x = 1")
+        (sibling,) = await box.fork()
+        for wrong in (
+            box.read("\ud800"),
+            box.write("a\0b", b""),
+            box.exec(["echo", "\ud800"]),
+            box.exec(["true"], env={"A=B": "1"}),
+            box.exec(["true"], env={"A": "\0"}),
+            box.exec(["true"], timeout_s=float("nan")),
+            python.run("1", timeout_s=-1.0),
+        ):
+            with pytest.raises(ConfigError):
+                await wrong
+        both = await asyncio.gather(python.run("x"), python.run("x"), return_exceptions=True)
+        assert [type(each) for each in both].count(ConfigError) == 1
+        alive = await (await sibling.interpreter()).run("x")
+        await sibling.close()
+        return alive.display["text/plain"]
+
+    assert inside(body) == "1"
+
+
+def test_a_link_is_not_followed_where_that_is_not_wanted(inside):
+    async def body(box):
+        await box.write("real", b"here")
+        await box.exec(["ln", "-s", "real", "link"])
+        with pytest.raises(OSError, match="link") as refused:
+            await box.read("link", follow=False)
+        return refused.value.errno, await box.read("link"), await box.read("real", follow=False)
+
+    assert inside(body) == (errno.ELOOP, b"here", b"here")
+
+
 def groups_of_version_2(root: Path, passed_on: dict[str, str]) -> None:
     """What the kernel shows of a tree of control groups, each with the controllers that it passes on."""
     (root / "cgroup.controllers").write_text("cpu memory pids")

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from turngym.errors import ConfigError
 from turngym.sandbox.base import ForkLost, Limits
 from turngym.sandbox.inside import hugepages
+from turngym.sandbox.inside.worlds import MAX_LAYERS
 
 
 async def value(box, code, **kwargs):
@@ -420,3 +421,156 @@ def test_any_sequence_of_forks_and_changes_equals_separate_dictionaries(inside, 
             await box.close()
 
     inside(body)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "shown"),
+    [
+        (
+            "shopt -s extglob\nf() { case $1 in @(a|b)) echo yes;; esac; }",
+            "f b; shopt -q extglob && echo on",
+            "yes on",
+        ),
+        ("set -- 'a b' c", 'echo "$1" $#', "a b 2"),
+        ("mkdir -p x y; cd x; cd ../y", "cd -", "/workspace/x"),
+        (
+            "mkdir -p 'p q' r; cd 'p q'; pushd ../r >&2; pushd / >&2",
+            "popd >&2; popd >&2; pwd",
+            "/workspace/p q",
+        ),
+        ("f() { echo carried; }; export -f f", "bash -c f", "carried"),
+        ("SECONDS=1000", "echo $((SECONDS / 100))", "10"),
+        (
+            "[[ abc =~ b(.) ]]; BASH_MINE=1; COMP_MINE=2",
+            'echo "$BASH_MINE$COMP_MINE${BASH_REMATCH[1]}"',
+            "12c",
+        ),
+        ("set -euo pipefail; alias q='echo alias'; shopt -s expand_aliases", "q; echo $-", "alias ehuBc"),
+    ],
+)
+def test_a_shell_is_carried_with_all_that_it_can_write_down(inside, before, after, shown):
+    async def body(box):
+        shell = await box.interpreter("bash")
+        assert (await shell.run(before)).ok
+        (fork,) = await box.fork()
+        both = [await (await each.interpreter("bash")).run(after) for each in (box, fork)]
+        await fork.close()
+        return [result.stdout.split(b"\n") for result in both]
+
+    for lines in inside(body):
+        assert b" ".join(lines).decode().strip() == shown
+
+
+def test_numbers_that_a_shell_draws_go_on_the_same_in_all_forks(inside):
+    async def body(box):
+        await (await box.interpreter("bash")).run("RANDOM=42; echo $RANDOM")
+        forks = await box.fork(2)
+        draws = [
+            (await (await each.interpreter("bash")).run("echo $RANDOM $RANDOM")).text
+            for each in (box, *forks)
+        ]
+        for each in forks:
+            await each.close()
+        return draws
+
+    assert len(set(inside(body))) == 1
+
+
+@pytest.mark.parametrize(
+    ("language", "code", "lost"),
+    [
+        ("python", "import os; os.mkdir('d'); os.chdir('d'); os.rmdir('../d')", "working directory"),
+        (
+            "python",
+            "import os; open('f', 'w').close(); f = open('f'); os.chmod('f', 0)",
+            "open file /workspace/f",
+        ),
+        ("python", "import signal; signal.signal(signal.SIGALRM, print); signal.alarm(100)", "a real timer"),
+        (
+            "python",
+            "import os; os.dup2(os.open('/dev/null', os.O_WRONLY), 2)",
+            "stderr, which leads to /dev/null",
+        ),
+        ("python", "import os; os.close(1)", "stdout, which was closed"),
+        ("bash", "exec 2>/dev/null", "stderr, which leads to /dev/null"),
+        ("bash", "ulimit -n 77", "ulimit"),
+    ],
+)
+def test_what_a_fork_can_not_carry_is_named_and_the_session_goes_on(inside, language, code, lost):
+    async def body(box):
+        session = await box.interpreter(language)
+        await session.run("x = 7" if language == "python" else "x=7")
+        await session.run(code)
+        for act in (box.fork, box.snapshot):
+            with pytest.raises(ForkLost, match=lost):
+                await act()
+        return await session.run(
+            "open('seen', 'w').write(str(x))" if language == "python" else "echo $x > seen"
+        )
+
+    async def whole(box):
+        result = await body(box)
+        return result.restarted, (
+            await box.exec(["cat", "/workspace/seen", "/workspace/d/seen"])
+        ).stdout.strip()
+
+    if "chdir" in code:  # there is no folder to write into any more
+        assert inside(body).error.startswith("FileNotFoundError")
+    else:
+        assert inside(whole) == (False, b"7")
+
+
+def test_a_shell_that_can_not_read_what_it_wrote_down_says_that_it_was_started_afresh(inside):
+    async def body(box):
+        shell = await box.interpreter("bash")
+        await shell.run("cd /tmp; declare() { echo 'if'; }; x=1")  # the dump now has a command without an end
+        (fork,) = await box.fork()
+        other = await fork.interpreter("bash")
+        results = [await other.run("pwd"), await other.run("pwd")]
+        await fork.close()
+        return results
+
+    told, then = inside(body)
+    assert told.restarted
+    assert then.stdout == b"/workspace\n"
+
+
+def test_folders_in_folders_without_end_are_digested_and_forked(inside):
+    """Deeper than a path can say, and through more forks than one stack of layers has room for."""
+    dig = "import os\nfor _ in range(60):\n    os.mkdir('d' * 100); os.chdir('d' * 100)\nopen('f', 'w').write({!r})"
+
+    async def body(box):
+        assert (await box.exec(["python3", "-c", dig.format("one")])).exit_code == 0
+        digests = [await box.digest()]
+        for turn in range(MAX_LAYERS + 3):
+            await box.write("turn", b"%d" % turn)
+            (fork,) = await box.fork()
+            await fork.close()
+        await box.exec(["rm", "turn"])
+        digests.append(await box.digest())
+        return digests, (await box.exec(["sh", "-c", "echo still > written; cat written"])).stdout
+
+    (before, after), written = inside(body)
+    assert before == after
+    assert written == b"still\n"
+
+
+def test_holes_of_a_file_cost_nothing_and_are_zeros(inside):
+    async def body(box):
+        seen = []
+        for make in (
+            "truncate -s 3M x",
+            "head -c 3M /dev/zero > x",
+            "truncate -s 3M x; printf a | dd of=x bs=1 seek=2500000 conv=notrunc",
+            "head -c 3M /dev/zero > x; printf a | dd of=x bs=1 seek=2500000 conv=notrunc",
+            "truncate -s 3145729 x",
+            "truncate -s 4T x",
+        ):
+            assert (await box.exec(["sh", "-c", f"rm -f x; {make}"])).exit_code == 0
+            seen.append(await box.digest())
+        return seen
+
+    hole, zeros, letter, dense, longer, vast = inside(body)
+    assert hole == zeros
+    assert letter == dense
+    assert len({hole, letter, longer, vast}) == 4

@@ -113,6 +113,49 @@ def test_at_most_size_are_out_at_once(bubblewrap):
     asyncio.run(body())
 
 
+def test_filling_counts_those_in_use_and_keeps_what_could_be_started(bubblewrap, monkeypatch):
+    async def body():
+        pool = Pool(bubblewrap, size=2)
+        async with pool.take():
+            await pool.fill()
+            assert pool.counts.made == 2
+            await pool.fill()
+            assert pool.counts.made == 2
+        await pool.close()
+
+        other = Pool(bubblewrap, size=3)
+        make, calls = bubblewrap.create, []
+
+        async def second_fails(*args, **kwargs):
+            calls.append(None)
+            if len(calls) == 2:
+                raise SandboxLost("no room")
+            return await make(*args, **kwargs)
+
+        monkeypatch.setattr(bubblewrap, "create", second_fails)
+        with pytest.raises(SandboxLost, match="no room"):
+            await other.fill()
+        assert other.counts.made == 2
+        await other.fill()
+        assert other.counts.made == 3
+        await other.close()
+
+    asyncio.run(body())
+
+
+def test_whatever_goes_wrong_in_a_reset_the_sandbox_is_replaced(bubblewrap):
+    async def body():
+        pool = Pool(bubblewrap, size=1)
+        async with pool.take() as box:
+            await box._family.ask({"op": "drop", "snaps": [2]})  # the clean snapshot
+        async with pool.take() as other:
+            assert (await other.exec(["true"])).exit_code == 0
+            assert pool.counts.discarded == 1
+        await pool.close()
+
+    asyncio.run(body())
+
+
 def test_a_pool_of_nothing_is_refused(bubblewrap):
     with pytest.raises(ConfigError, match="at least 1"):
         Pool(bubblewrap, size=0)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import tempfile
+import time
 
 import pytest
 
@@ -44,6 +46,35 @@ def test_commands_files_limits_and_forks():
             await fork.close()
 
     asyncio.run(body())
+
+
+def test_time_is_up_for_those_too_who_left_the_process_group():
+    async def body():
+        async with await backend("unsafe-process").create() as box:
+            started = time.monotonic()
+            result = await box.exec(["sh", "-c", "echo begun; setsid sleep 4 & sleep 4"], timeout_s=0.5)
+            assert time.monotonic() - started < 3
+            return result.limit_hit, result.stdout
+
+    assert asyncio.run(body()) == ("wall", b"begun\n")
+
+
+def test_snapshots_are_gone_with_the_last_sandbox_of_their_family(monkeypatch, tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    async def body():
+        box = await backend("unsafe-process").create()
+        await box.write("f", b"x")
+        snapshot = await box.snapshot()
+        (fork,) = await box.fork()
+        await box.close()
+        await fork.write("f", b"y")
+        await fork.restore(snapshot)
+        assert await fork.read("f") == b"x"
+        await fork.close()
+
+    asyncio.run(body())
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_backend_without_images_says_so():

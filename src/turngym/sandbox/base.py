@@ -13,6 +13,7 @@ nothing, is never chosen for anyone who did not ask for it by name.
 from __future__ import annotations
 
 import abc
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from importlib import import_module
@@ -80,6 +81,18 @@ class Limits:
         for f in fields(self):
             if not getattr(self, f.name) > 0:
                 raise ConfigError(f"sandbox limit {f.name} must be positive, got {getattr(self, f.name)!r}")
+
+    def seconds(self, timeout_s: float | None) -> float:
+        """What a command or cell may take: `timeout_s`, or `wall_s` where that is None.
+
+        Raises:
+            ConfigError: it is no positive, finite number.
+        """
+        if timeout_s is None:
+            return self.wall_s
+        if not 0 < timeout_s < math.inf:
+            raise ConfigError(f"timeout_s must be positive and finite, got {timeout_s!r}")
+        return timeout_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,11 +173,17 @@ class Sandbox(abc.ABC):
         """
 
     @abc.abstractmethod
-    async def read(self, path: str, *, max_mib: int = 64) -> bytes:
+    async def read(self, path: str, *, max_mib: int = 64, follow: bool = True) -> bytes:
         """The bytes of a regular file that the agent can write. No symlink leads out of the sandbox.
 
+        Args:
+            path: absolute, or from the workspace.
+            max_mib: largest size.
+            follow: False where `path` has to be a file itself, and no symbolic link to one.
+
         Raises:
-            OSError: with the errno of the refusal (no such file, a FIFO, larger than `max_mib`).
+            OSError: with the errno of the refusal (no such file, a FIFO, larger than `max_mib`, ELOOP for a link that
+                is not followed).
         """
 
     @abc.abstractmethod

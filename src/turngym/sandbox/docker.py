@@ -96,6 +96,8 @@ class Docker(Backend):
             engine.client().ping()
         except MissingDependency as error:
             return str(error)
+        except OSError as error:  # as are all errors of the SDK's transport
+            return f"the container engine does not answer: {error}; restart it, as with `systemctl restart docker`"
         return None
 
     @classmethod

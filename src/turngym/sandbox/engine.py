@@ -48,6 +48,11 @@ def client() -> APIClient:
     host = os.environ.get("DOCKER_HOST", "")
     key = os.getpid(), host
     with _connecting:
+        if key in _clients:
+            try:
+                _knock(host or _DEFAULT_HOST)
+            except OSError:  # stopped meanwhile: connecting again says what to do
+                _clients.pop(key).close()
         if key not in _clients:
             for old in [each for each in _clients if each[0] == key[0]]:
                 _clients.pop(old).close()

@@ -99,7 +99,7 @@ class Interpreter:
         """
         if "\0" in code:
             raise ConfigError("a cell can't contain NUL bytes; write binary data with Sandbox.write")
-        timeout = self.limits.wall_s if timeout_s is None else timeout_s
+        timeout = self.limits.seconds(timeout_s)
         header = {"op": "cell", "language": self.language, "timeout_s": timeout}
         words, data = await self._ask(
             header, code.encode("utf-8", "surrogatepass"), within_s=timeout + _MARGIN_S

@@ -18,7 +18,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 
-from turngym.errors import ConfigError, EnvFault
+from turngym.errors import ConfigError
 from turngym.sandbox.base import Backend, Limits, Sandbox, SandboxLost, Snapshot
 
 logger = logging.getLogger(__name__)
@@ -81,13 +81,26 @@ class Pool:
         self._prepare = prepare
         self._idle: list[_Slot] = []
         self._room = asyncio.Semaphore(size)
+        self._out = 0
+        "taken, or being reset"
         self._resets: set[asyncio.Task[None]] = set()
         self._closed = False
 
     async def fill(self) -> None:
-        """Start sandboxes until the pool is full."""
-        missing = self.size - len(self._idle) - len(self._resets)
-        self._idle += await asyncio.gather(*(self._make() for _ in range(missing)))
+        """Start sandboxes until the pool is full, those in use included.
+
+        Raises:
+            SandboxLost: one could not be started; those that could are there.
+        """
+        missing = self.size - len(self._idle) - self._out
+        outcomes = await asyncio.gather(*(self._add() for _ in range(missing)), return_exceptions=True)
+        for outcome in outcomes:
+            if outcome is not None:
+                raise outcome
+
+    async def _add(self) -> None:
+        async with self._room:
+            self._idle.append(await self._make())
 
     @contextlib.asynccontextmanager
     async def take(self) -> AsyncIterator[Sandbox]:
@@ -99,9 +112,11 @@ class Pool:
         if self._closed:
             raise SandboxLost("the pool was closed")
         await self._room.acquire()
+        self._out += 1
         try:
             slot = self._idle.pop() if self._idle else await self._make()
         except BaseException:
+            self._out -= 1
             self._room.release()
             raise
         self.counts.taken += 1
@@ -134,6 +149,7 @@ class Pool:
                 self.counts.discarded += 1
                 await slot.sandbox.close()
         finally:
+            self._out -= 1
             self._room.release()
 
     async def _reset(self, slot: _Slot) -> bool:
@@ -142,7 +158,7 @@ class Pool:
         try:
             await slot.sandbox.restore(slot.clean)
             seen = await slot.sandbox.digest()
-        except (EnvFault, OSError) as error:
+        except Exception as error:  # noqa: BLE001 - whatever is wrong with it, nobody gets it
             logger.warning("a sandbox broke in use and is replaced: %s", error)
             return False
         if seen != slot.digest:

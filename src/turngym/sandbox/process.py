@@ -21,6 +21,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn, Self
 
@@ -51,18 +52,28 @@ class UnsafeProcess(Backend):
 
     async def create(self, limits: Limits | None = None, *, forkable: bool = True) -> UnsafeSandbox:
         """See `Backend.create`."""
-        return UnsafeSandbox(limits or Limits(), f"unsafe-process-{next(_numbers)}", {})
+        return UnsafeSandbox(limits or Limits(), _Family(f"unsafe-process-{next(_numbers)}"))
+
+
+@dataclass(slots=True)
+class _Family:
+    """The sandboxes that descend from one, and what they share."""
+
+    name: str
+    open: int = 0
+    "sandboxes that are not closed"
+    snapshots: dict[int, Path] = field(default_factory=dict)
 
 
 class UnsafeSandbox(Sandbox):
     """A temporary folder."""
 
-    def __init__(self, limits: Limits, family: str, snapshots: dict[int, Path]) -> None:
+    def __init__(self, limits: Limits, family: _Family) -> None:
         self.limits = limits
         self.folder = Path(tempfile.mkdtemp(prefix="turngym-unsafe-"))
         self._family = family
-        self._snapshots = snapshots
         self._closed = False
+        family.open += 1
 
     async def exec(
         self,
@@ -76,53 +87,66 @@ class UnsafeSandbox(Sandbox):
         """See `Sandbox.exec`."""
         if self._closed:
             raise SandboxLost("this sandbox was closed; make another one")
+        timeout = self.limits.seconds(timeout_s)
         started = time.monotonic()
-        pipe = asyncio.subprocess.PIPE
         clean = {"PATH": os.environ.get("PATH", os.defpath), "HOME": str(self.folder), "LANG": "C.UTF-8"}
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *argv,
-                stdin=pipe,
-                stdout=pipe,
-                stderr=pipe,
-                cwd=self._host(cwd or "."),
-                env={**clean, **(env or {})},
-                start_new_session=True,
+        # Files and not pipes: whoever has left the process group may hold them as long as he likes.
+        with contextlib.ExitStack() as files:
+            given, out, err = (files.enter_context(tempfile.TemporaryFile()) for _ in range(3))
+            given.write(stdin)
+            given.seek(0)
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    *argv,
+                    stdin=given,
+                    stdout=out,
+                    stderr=err,
+                    cwd=self._host(cwd or "."),
+                    env={**clean, **(env or {})},
+                    start_new_session=True,
+                )
+            except OSError as error:
+                code = 127 if error.errno == errno.ENOENT else 126
+                return ExecResult(exit_code=code, stderr=f"{argv[0]}: {error.strerror}\n".encode())
+            in_time = True
+            try:
+                await asyncio.wait_for(process.wait(), timeout)
+            except TimeoutError:
+                in_time = False
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+            status = await process.wait()
+            cap = self.limits.output_kib << 10
+            dropped = [max(0, file.seek(0, os.SEEK_END) - cap) for file in (out, err)]
+            for file in (out, err):
+                file.seek(0)
+            return ExecResult(
+                exit_code=128 - status if status < 0 else status,
+                stdout=out.read(cap),
+                stderr=err.read(cap),
+                stdout_dropped=dropped[0],
+                stderr_dropped=dropped[1],
+                wall_s=time.monotonic() - started,
+                limit_hit="wall" if not in_time else "output" if any(dropped) else None,
             )
-        except OSError as error:
-            code = 127 if error.errno == errno.ENOENT else 126
-            return ExecResult(exit_code=code, stderr=f"{argv[0]}: {error.strerror}\n".encode())
-        limit_hit = None
-        talk = asyncio.ensure_future(process.communicate(stdin))
-        done, _ = await asyncio.wait([talk], timeout=self.limits.wall_s if timeout_s is None else timeout_s)
-        if not done:
-            limit_hit = "wall"
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-        out, err = await talk
-        cap = self.limits.output_kib << 10
-        status = process.returncode or 0
-        dropped = max(0, len(out) - cap), max(0, len(err) - cap)
-        return ExecResult(
-            exit_code=128 - status if status < 0 else status,
-            stdout=out[:cap],
-            stderr=err[:cap],
-            stdout_dropped=dropped[0],
-            stderr_dropped=dropped[1],
-            wall_s=time.monotonic() - started,
-            limit_hit="wall" if limit_hit else "output" if any(dropped) else None,
+
+    def _unresolved(self, path: str) -> Path:
+        return self.folder / (
+            path.removeprefix(WORKSPACE).lstrip("/") if path.startswith(WORKSPACE) else path
         )
 
     def _host(self, path: str) -> Path:
-        inside = path.removeprefix(WORKSPACE).lstrip("/") if path.startswith(WORKSPACE) else path
-        host = (self.folder / inside).resolve()
+        host = self._unresolved(path).resolve()
         if not host.is_relative_to(self.folder.resolve()):
             raise OSError(errno.EACCES, "outside the workspace", path)
         return host
 
-    async def read(self, path: str, *, max_mib: int = 64) -> bytes:
+    async def read(self, path: str, *, max_mib: int = 64, follow: bool = True) -> bytes:
         """See `Sandbox.read`."""
         host = self._host(path)
+        if not follow and self._unresolved(path).is_symlink():
+            raise OSError(errno.ELOOP, "a symbolic link", path)
         if host.exists() and not host.is_file():
             raise OSError(errno.EINVAL, "not a regular file", path)
         if host.stat().st_size > max_mib << 20:
@@ -143,8 +167,8 @@ class UnsafeSandbox(Sandbox):
         number = next(_numbers)
         copy = Path(tempfile.mkdtemp(prefix="turngym-unsafe-"))
         shutil.copytree(self.folder, copy, symlinks=True, dirs_exist_ok=True)
-        self._snapshots[number] = copy
-        return Snapshot(self._family, number)
+        self._family.snapshots[number] = copy
+        return Snapshot(self._family.name, number)
 
     async def restore(self, snapshot: Snapshot) -> None:
         """See `Sandbox.restore`."""
@@ -155,18 +179,19 @@ class UnsafeSandbox(Sandbox):
     async def drop(self, snapshot: Snapshot) -> None:
         """See `Sandbox.drop`."""
         shutil.rmtree(self._find(snapshot))
-        self._snapshots.pop(snapshot.id or 0)
+        self._family.snapshots.pop(snapshot.id or 0)
 
     def _find(self, snapshot: Snapshot) -> Path:
-        if snapshot.family != self._family or snapshot.id is None or snapshot.id not in self._snapshots:
+        known = self._family.snapshots
+        if snapshot.family != self._family.name or snapshot.id is None or snapshot.id not in known:
             raise ConfigError(
                 f"no snapshot {snapshot.family}/{snapshot.id} here; it was dropped or is another family's"
             )
-        return self._snapshots[snapshot.id]
+        return known[snapshot.id]
 
     async def fork(self, n: int = 1) -> list[Self]:
         """See `Sandbox.fork`."""
-        forks = [type(self)(self.limits, self._family, self._snapshots) for _ in range(n)]
+        forks = [type(self)(self.limits, self._family) for _ in range(n)]
         for each in forks:
             shutil.copytree(self.folder, each.folder, symlinks=True, dirs_exist_ok=True)
         return forks
@@ -196,7 +221,13 @@ class UnsafeSandbox(Sandbox):
         return total.hexdigest()
 
     async def close(self) -> None:
-        """See `Sandbox.close`. Snapshots are dropped by `drop` alone."""
-        if not self._closed:
-            self._closed = True
-            shutil.rmtree(self.folder)
+        """See `Sandbox.close`."""
+        if self._closed:
+            return
+        self._closed = True
+        shutil.rmtree(self.folder)
+        self._family.open -= 1
+        if self._family.open == 0:
+            for copy in self._family.snapshots.values():
+                shutil.rmtree(copy)
+            self._family.snapshots.clear()

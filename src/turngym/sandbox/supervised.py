@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import os
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import IO, Any, Final, Protocol, Self, cast
@@ -143,6 +144,7 @@ class Family:
         Raises:
             SandboxLost: it is gone, does not answer, or says that the sandbox broke.
             ForkLost: state that can't be carried.
+            ConfigError: what is asked for makes no sense, as two cells at once in one session.
             OSError: what the file system refused.
         """
         try:
@@ -156,6 +158,8 @@ class Family:
             names = [str(name) for name in words["lost"]]
             message = f"a fork can't carry {', '.join(names)}; close them first"
             raise _LOST[words["why"]](message, lost=names)
+        if "misuse" in words:
+            raise ConfigError(words["misuse"])
         if words.get("fault"):
             raise SandboxLost(f"the sandbox broke: {words['fault']}")
         if "errno" in words:
@@ -213,9 +217,14 @@ class SupervisedSandbox(Sandbox):
         env: Mapping[str, str] | None = None,
     ) -> ExecResult:
         """See `Sandbox.exec`."""
-        if not argv or any("\0" in word for word in argv):
-            raise ConfigError(f"argv must be words without NUL bytes, got {list(argv)!r:.200}")
-        timeout = self.limits.wall_s if timeout_s is None else timeout_s
+        if not argv or not all(map(_plain, argv)):
+            raise ConfigError(
+                f"argv must be words without NUL bytes and lone surrogates, got {list(argv)!r:.200}"
+            )
+        for name, value in (env or {}).items():
+            if not name or "=" in name or not (_plain(name) and _plain(value)):
+                raise ConfigError(f"not a variable of an environment: {name!r:.100}={value!r:.100}")
+        timeout = self.limits.seconds(timeout_s)
         header = {
             "op": "exec",
             "argv": list(argv),
@@ -236,9 +245,10 @@ class SupervisedSandbox(Sandbox):
             limit_hit=words["limit_hit"],
         )
 
-    async def read(self, path: str, *, max_mib: int = 64) -> bytes:
+    async def read(self, path: str, *, max_mib: int = 64, follow: bool = True) -> bytes:
         """See `Sandbox.read`."""
-        return (await self._ask({"op": "read", "path": absolute(path), "limit": max_mib << 20}))[1]
+        header = {"op": "read", "path": absolute(path), "limit": max_mib << 20, "follow": follow}
+        return (await self._ask(header))[1]
 
     async def write(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
         """See `Sandbox.write`."""
@@ -384,8 +394,16 @@ def absolute(path: str) -> str:
     """`path` from the workspace, as an absolute path inside the sandbox.
 
     Raises:
-        ConfigError: for an empty path or a NUL byte.
+        ConfigError: for an empty path, a NUL byte or a lone surrogate.
     """
-    if not path or "\0" in path:
+    if not path or not _plain(path):
         raise ConfigError(f"not a path: {path!r}")
     return path if path.startswith("/") else f"{WORKSPACE}/{path}"
+
+
+def _plain(word: str) -> bool:
+    """True where the kernel can be told `word`."""
+    try:
+        return b"\0" not in os.fsencode(word)
+    except UnicodeEncodeError:
+        return False

@@ -70,6 +70,7 @@ class _Act:
     arguments: tuple[Any, ...]
     timeout_s: float
     said: str
+    turn: int
 
 
 class _Shot:
@@ -122,11 +123,13 @@ class Frozen:
         """
         machine = await self.shot.spawn()
         for act in self.since:
+            machine.turn = act.turn
             said = await machine.repeat(act)
             if said != act.said:
                 await machine.close()
                 raise ForkDiverged(
-                    f"{act.method} was done again and gave {said[:200]!r}, before {act.said[:200]!r}", turn=0
+                    f"{act.method} was done again and gave {said[:200]!r}, before {act.said[:200]!r}",
+                    turn=act.turn,
                 )
         return machine
 
@@ -140,6 +143,8 @@ class Machine:
         self._family = shot.family
         self._shot = shot
         self._since: list[_Act] = []
+        self.turn = 0
+        "of the episode, in which things are done now; 0 is the reset"
         shot.family.users += 1
         self._release = weakref.finalize(self, shot.family.release, sandbox.close)
         self._release.atexit = False
@@ -147,23 +152,23 @@ class Machine:
     async def cell(self, language: Language, code: str, *, timeout_s: float) -> CellResult:
         """Run a cell in this machine's session of `language`."""
         result = await (await self._sandbox.interpreter(language)).run(code, timeout_s=timeout_s)
-        self._since.append(_Act("cell", (language, code), timeout_s, scrub(result.text)))
+        self._since.append(_Act("cell", (language, code), timeout_s, scrub(result.text), self.turn))
         return result
 
     async def exec(self, argv: Sequence[str], stdin: bytes = b"", *, timeout_s: float) -> ExecResult:
         """Run a command to its end."""
         result = await self._sandbox.exec(argv, stdin=stdin, timeout_s=timeout_s)
-        self._since.append(_Act("exec", (tuple(argv), stdin), timeout_s, scrub(result.text)))
+        self._since.append(_Act("exec", (tuple(argv), stdin), timeout_s, scrub(result.text), self.turn))
         return result
 
     async def write(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
         """Write a file, as `Sandbox.write` does."""
         await self._sandbox.write(path, data, mode=mode)
-        self._since.append(_Act("write", (path, data), 0.0, ""))
+        self._since.append(_Act("write", (path, data, mode), 0.0, "", self.turn))
 
-    async def read(self, path: str) -> bytes:
+    async def read(self, path: str, *, follow: bool = True) -> bytes:
         """Read a file, as `Sandbox.read` does."""
-        return await self._sandbox.read(path)
+        return await self._sandbox.read(path, follow=follow)
 
     async def digest(self) -> str:
         """SHA-256 over all files, as `Sandbox.digest` does."""
@@ -177,7 +182,8 @@ class Machine:
             case "exec":
                 return scrub((await self.exec(*act.arguments, timeout_s=act.timeout_s)).text)
             case _:
-                await self.write(*act.arguments)
+                path, data, mode = act.arguments
+                await self.write(path, data, mode=mode)
                 return ""
 
     async def freeze(self) -> Frozen:

@@ -144,6 +144,11 @@ class SandboxEnv(ToolCalling, Generic[T]):
         self._live = _Live(task, {}, await self._machines.start())
         return await self.begin(task)
 
+    async def act_async(self, action: str) -> Reply:
+        """See `ToolCalling`."""
+        self.machine.turn = self.turn + 1
+        return await super().act_async(action)
+
     def state_key(self) -> str:
         """Digest of the task, the files, and all that was done and said."""
         live, episode = self._alive(), self._running()

@@ -17,12 +17,18 @@ if TYPE_CHECKING:
     from typing import Any
 
 
+_ALONE = 2
+"threads of a session that runs nothing: its own and that of the first process"
+
+
 class Cells:
     """Starts sessions, gives them cells, and answers when a cell or its session is over."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
         self.busy: dict[Session, Place] = {}
+        self.resting: dict[Session, Place] = {}
+        """Sessions between two cells that may have left something running; they keep to their limits then, too."""
 
     def mind_the_clock(self, now: float) -> None:
         """Interrupt what has run for too long, and end what ignores that."""
@@ -46,6 +52,15 @@ class Cells:
             session.usage.look(processes[session.first])
             if session.usage.exceeded:
                 self.end(session, place, session.usage.exceeded)
+        for session, place in list(self.resting.items()):
+            if not (place.live and session.alive and place.sessions.get(session.language) is session):
+                del self.resting[session]  # it was let go, or goes on as a fork
+                continue
+            session.usage.look(processes[session.first])
+            if session.usage.exceeded:
+                session.kill()  # its next cell is told
+            if session.usage.exceeded or session.usage.threads <= _ALONE:
+                del self.resting[session]
 
     def run(self, call: int, place: Place, header: wire.Header, body: bytes) -> None:
         """Start a cell; the answer comes when it is over.
@@ -55,10 +70,20 @@ class Cells:
         """
         session = place.sessions.get(header["language"])
         if session is not None and session.call is not None:
-            self._core.answer(call, {"fault": "a cell is running in this session; wait for it"})
+            self._core.answer(call, {"misuse": "a cell is running in this session; wait for it"})
+            return
+        if session is not None and not session.alive:
+            self.end(session, place, session.usage.exceeded, call=call)
             return
         if session is None:
             session = self._start_session(place, header["language"])
+            if isinstance(session, BashSession) and place.bash_state:
+                try:
+                    session.restore(place.bash_state)
+                except Broken:  # it wrote down what it can't read
+                    self.end(session, place, None, call=call)
+                    return
+        self.resting.pop(session, None)
         try:
             session.begin(call, body, header["timeout_s"])
         except Broken:
@@ -109,8 +134,6 @@ class Cells:
                     session.ask(None, START_WITHIN_S)
                 else:
                     session = BashSession(ours, *captures, usage, keeper=box.keeper, report=box.report)
-                    if place.bash_state:
-                        session.restore(place.bash_state)
             except Broken:
                 session.kill()
                 raise
@@ -170,4 +193,6 @@ class Cells:
             "out_dropped": out_dropped,
             "err_dropped": err_dropped,
         }
+        if session.alive and not restarted:
+            self.resting[session] = place
         self._core.answer(call, answer, out + err)

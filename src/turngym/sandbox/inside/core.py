@@ -102,8 +102,9 @@ class Core:
         return chosen
 
     def listen(self, capture: Capture) -> None:
-        """Keep reading a pipe until its end."""
-        self.watch.add(capture.fd, lambda: self._pump(capture))
+        """Keep reading a pipe until its end, which may have been."""
+        if capture.open:
+            self.watch.add(capture.fd, lambda: self._pump(capture))
 
     def _pump(self, capture: Capture) -> None:
         if not capture.pump():

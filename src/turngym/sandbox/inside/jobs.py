@@ -30,6 +30,8 @@ class Capture:
 
     def pump(self, rounds: int = 16) -> bool:
         """Read what is there; False at the end of the pipe."""
+        if not self.open:
+            return False
         for _ in range(rounds):
             try:
                 data = os.read(self.fd, _READ)
@@ -63,6 +65,8 @@ class Usage:
         self.memory_mib = memory_mib
         self.pids = pids
         self.peak_mib = 0.0
+        self.threads = 0
+        """Of all processes, at the last look."""
         self.exceeded: str | None = None
 
     def look(self, processes: Iterable[int]) -> None:
@@ -71,14 +75,14 @@ class Usage:
         Memory of one's own is added up; of memory shared between processes the largest share counts, since adding
         up would count the same page again for each of them.
         """
-        threads, own_kib, shared_kib = 0, 0, 0
+        self.threads, own_kib, shared_kib = 0, 0, 0
         for pid in processes:
             try:
                 with open(f"/proc/{pid}/status", "rb") as file:
                     fields = dict(line.split(b":", 1) for line in file if b":" in line)
             except (FileNotFoundError, ProcessLookupError):
                 continue  # it ended while we looked
-            threads += int(fields[b"Threads"])
+            self.threads += int(fields[b"Threads"])
             if b"RssAnon" in fields:  # not of a zombie
                 own_kib += int(fields[b"RssAnon"].split()[0])
                 shared_kib = max(shared_kib, int(fields[b"RssShmem"].split()[0]))
@@ -86,7 +90,7 @@ class Usage:
         self.peak_mib = max(self.peak_mib, mib)
         if mib > self.memory_mib:
             self.exceeded = "memory"
-        elif threads > self.pids + 1:
+        elif self.threads > self.pids + 1:
             self.exceeded = "pids"
 
 
@@ -118,10 +122,7 @@ class Job:
     def kill(self, limit: str | None) -> None:
         """End every process of the command; `limit` says why."""
         self.limit = self.limit or limit
-        try:
-            os.kill(self.box.keeper, linux.SIGKILL)
-        except ProcessLookupError:
-            pass  # it has just ended by itself
+        linux.kill_if_there(self.box.keeper, linux.SIGKILL)
 
     def result(self, cpu_limit_s: float) -> dict[str, Any]:
         """What the keeper said about the command, in the words of `base.ExecResult`."""

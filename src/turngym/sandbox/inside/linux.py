@@ -106,6 +106,14 @@ def move_mount(fd: int, target: str) -> None:
     )
 
 
+def kill_if_there(pid: int, number: int) -> None:
+    """Send a signal to a process that may have ended by itself."""
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        pass
+
+
 def pidfd_send_signal(handle: int, number: int) -> None:
     """Send a signal to the process behind a pidfd."""
     _check(_libc.syscall(_PIDFD_SEND_SIGNAL, handle, number, 0, 0), "pidfd_send_signal")

@@ -167,7 +167,7 @@ class Session:
     def freeze(self) -> None:
         """Say what can't be carried; else close the files of the workspace and stand still."""
         files = _open_files()
-        lost = self._lost(files)
+        lost = self._lost(files) or _not_back(files)
         if lost:
             self.send({"op": "frozen", "lost": lost})
             return
@@ -197,6 +197,12 @@ class Session:
             elif isinstance(value, subprocess.Popen) and value.poll() is None:
                 lost.append(f"subprocess {name!r} ({value.args!r:.60})")
         lost += [f"open file {file.path}" for file in files if file.path.endswith(" (deleted)")]
+        timers = {
+            "real": signal.ITIMER_REAL,
+            "virtual": signal.ITIMER_VIRTUAL,
+            "profiling": signal.ITIMER_PROF,
+        }
+        lost += [f"a {name} timer" for name, kind in timers.items() if any(signal.getitimer(kind))]
         return lost
 
     def fork(self, fds: list[int], each: int, header: wire.Header) -> None:
@@ -263,6 +269,21 @@ class Session:
                 os.close(fd)
             os.set_inheritable(file.fd, file.inheritable)
         self.files = []
+
+
+def _not_back(files: list[OpenFile]) -> list[str]:
+    """What the session could not come back to, if it let go of it now."""
+    lost = []
+    try:
+        os.getcwd()
+    except OSError as error:
+        lost.append(f"the working directory ({error.strerror})")
+    for file in files:
+        try:
+            os.close(os.open(file.path, file.flags))
+        except OSError as error:
+            lost.append(f"open file {file.path} ({error.strerror})")
+    return lost
 
 
 def _wait_for(session: int, fds: list[int]) -> None:

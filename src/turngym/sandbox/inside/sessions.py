@@ -96,7 +96,7 @@ class PythonSession:
         self._handles: list[int] = []
         self._handed: list[int] = []
         self.call: int | None = None
-        self.started = 0.0
+        self.started = time.monotonic()
         self.deadline = 0.0
         self.interrupted = False
         self.alive = True
@@ -227,7 +227,7 @@ class PythonSession:
             return now > self.deadline
         self.interrupted = True
         self.deadline = now + GRACE_S
-        os.kill(self.pid, linux.SIGINT)
+        linux.kill_if_there(self.pid, linux.SIGINT)
         return False
 
     # -- life
@@ -261,8 +261,17 @@ class PythonSession:
 
         Raises:
             Lost: names each.
+            Broken: the session has ended.
         """
-        lost: list[str] = []
+        try:
+            lost = self._lost()
+        except (FileNotFoundError, ProcessLookupError) as error:
+            raise Broken("the session has ended") from error
+        if lost:
+            raise Lost(lost)
+
+    def _lost(self) -> list[str]:
+        lost = redirected(self.pid, self.out, self.err)
         threads = len(os.listdir(f"/proc/{self.pid}/task"))
         if threads > 1:
             lost.append(f"{threads - 1} thread(s)")
@@ -275,9 +284,7 @@ class PythonSession:
                 link = link_of(f"/proc/{self.pid}/fd/{fd}")
                 if not link.startswith("/") or link.endswith(" (deleted)") or link.startswith("/dev/pts"):
                     lost.append(f"descriptor {fd} ({link})")
-        lost += _shared_maps(self.pid)
-        if lost:
-            raise Lost(lost)
+        return lost + _shared_maps(self.pid)
 
     def freeze(self) -> None:
         """Make the session stand still.
@@ -342,10 +349,32 @@ def _shared_maps(pid: int) -> list[str]:
     return found
 
 
+def redirected(pid: int, out: Capture, err: Capture) -> list[str]:
+    """Which of stdin, stdout and stderr of `pid` lead elsewhere than at its start."""
+    found = []
+    for fd, (name, capture) in enumerate((("stdin", None), ("stdout", out), ("stderr", err))):
+        path = f"/proc/{pid}/fd/{fd}"
+        try:
+            there = os.stat(path)
+        except FileNotFoundError:
+            found.append(f"{name}, which was closed")
+            continue
+        if capture is None:
+            same = there.st_rdev == os.makedev(1, 3)  # /dev/null
+        else:
+            same = capture.open and os.path.samestat(there, os.fstat(capture.fd))
+        if not same:
+            found.append(f"{name}, which leads to {link_of(path)}")
+    return found
+
+
 def children_of(pid: int) -> list[int]:
-    """The processes whose parent is the main thread of `pid`."""
-    with open(f"/proc/{pid}/task/{pid}/children") as file:
-        return [int(word) for word in file.read().split()]
+    """The processes whose parent is the main thread of `pid`; none where that has ended."""
+    try:
+        with open(f"/proc/{pid}/task/{pid}/children") as file:
+            return [int(word) for word in file.read().split()]
+    except (FileNotFoundError, ProcessLookupError):
+        return []
 
 
 def _parent_of(pid: int) -> int:

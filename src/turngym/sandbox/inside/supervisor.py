@@ -8,6 +8,7 @@ with it. One thread, one loop; a request is a frame (see `wire`) with a `call` n
 from __future__ import annotations
 
 import _socket as socket
+import errno
 import os
 import resource
 import sys
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 LOOK_EVERY_S = 0.05
+_LOOK_AT_REST_S = 0.25
 _YOUNG_S = 0.02
 _TIDY_AFTER_S = 0.002
 _MAX_LEFTOVERS = 8
@@ -100,7 +102,9 @@ class Supervisor:
             return _TIDY_AFTER_S if len(self._leftovers) < _MAX_LEFTOVERS else 0.0
         deadlines = [each.deadline for each in (*self._commands.jobs, *self._cells.busy)]
         if not deadlines:
-            return LOOK_EVERY_S if self._core.ending else None
+            if self._core.ending:
+                return LOOK_EVERY_S
+            return _LOOK_AT_REST_S if self._cells.resting else None
         return max(0.0, min(min(deadlines) - time.monotonic(), LOOK_EVERY_S))
 
     def _mind_the_clock(self) -> None:
@@ -108,10 +112,13 @@ class Supervisor:
         self._commands.mind_the_clock(now)
         self._cells.mind_the_clock(now)
         running = (*self._commands.jobs, *self._cells.busy)
-        if now - self._looked > LOOK_EVERY_S and any(now - each.started > _YOUNG_S for each in running):
+        due = any(now - each.started > _YOUNG_S for each in running)
+        resting = self._cells.resting and now - self._looked > _LOOK_AT_REST_S
+        if (due and now - self._looked > LOOK_EVERY_S) or resting:
             self._looked = now
             keepers = {job.box.keeper for job in self._commands.jobs}
-            processes = processes_below(keepers | {session.first for session in self._cells.busy})
+            sessions = (*self._cells.busy, *self._cells.resting)
+            processes = processes_below(keepers | {session.first for session in sessions})
             self._commands.look(processes)
             self._cells.look(processes)
 
@@ -132,8 +139,10 @@ class Supervisor:
                 self._core.answer(call, {"fault": str(error)})
             except OSError as error:
                 self._core.answer(call, {"errno": error.errno, "reason": error.strerror or str(error)})
+            except ValueError as error:  # a name that no file can have
+                self._core.answer(call, {"errno": errno.EINVAL, "reason": str(error)})
             except KeyError as error:
-                self._core.answer(call, {"fault": f"no such sandbox or snapshot: {error}"})
+                self._core.answer(call, {"misuse": f"no such sandbox or snapshot: {error}"})
 
     def _do_beat(self, call: int, header: wire.Header, body: bytes) -> None:
         """A sign of life, for whoever listens in between."""
@@ -151,7 +160,8 @@ class Supervisor:
         self._core.answer(call, {})
 
     def _do_read(self, call: int, header: wire.Header, body: bytes) -> None:
-        data = read_file(self._places[header["world"]].world, header["path"], header["limit"])
+        world = self._places[header["world"]].world
+        data = read_file(world, header["path"], header["limit"], follow=header["follow"])
         self._core.answer(call, {}, data)
 
     def _do_write(self, call: int, header: wire.Header, body: bytes) -> None:
@@ -170,6 +180,11 @@ class Supervisor:
         place = self._places[header["world"]]
         if place.jobs or any(session.call is not None for session in place.sessions.values()):
             raise Lost([f"{len(place.jobs)} running command(s)" if place.jobs else "a running cell"], "busy")
+        for session in place.sessions.values():
+            if not session.alive:  # its next cell says so, and starts another one
+                raise Lost(
+                    [f"the {session.language} session, which has used up its {session.usage.exceeded}"]
+                )
         shell = place.sessions.get("bash")
         try:
             state = shell.state() if isinstance(shell, BashSession) else place.bash_state
@@ -217,10 +232,12 @@ class Supervisor:
                 raise Lost(["the Python session, which does not answer"]) from error
         try:
             frozen = self._worlds.freeze(place.world)
-        except Busy as busy:
+        except OSError as error:
             if python is not None:
                 python.thaw()
-            raise Lost([str(busy.strerror)]) from busy
+            if isinstance(error, Busy):
+                raise Lost([str(error.strerror)]) from error
+            raise
         return Snap(frozen, None if python is None else Holder(python), bash_state)
 
     def _spawn(self, snap: Snap, n: int) -> list[Place]:

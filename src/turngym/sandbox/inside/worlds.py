@@ -12,8 +12,13 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import sys
 
 from . import linux
+
+TYPE_CHECKING = False  # as in `typing`, which is not loaded for it
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 LAYERS = "/.layers"
 PLACES = ("workspace", "tmp", "home/agent", "dev/shm")
@@ -153,9 +158,13 @@ class Worlds:
         world.freeze()
         changed = bool(os.listdir(f"{world.layer.name}/up"))
         layers = (world.layer, *world.below) if changed else world.below
-        if len(layers) < MAX_LAYERS:
-            return Frozen(layers)
-        return Frozen((self._flatten(world),))
+        if changed and len(layers) % MAX_LAYERS == 0:
+            try:
+                layers = (self._flatten(world),)
+            except OSError as error:
+                # `cp` can't do folders in folders without end. Overlayfs goes on, more slowly.
+                sys.stderr.write(f"turngym: {error}\n")
+        return Frozen(layers)
 
     def above(self, frozen: Frozen) -> World:
         """A world that goes on from `frozen`."""
@@ -173,16 +182,19 @@ class Worlds:
         os.rmdir(f"{layer.name}/up")
         pid = os.posix_spawn("/usr/bin/cp", ["cp", "-a", world.root, f"{layer.name}/up"], {})
         if os.waitpid(pid, 0)[1] != 0:
+            linux.umount(layer.name)
+            os.rmdir(layer.name)
             raise OSError(errno.EIO, "the layers could not be copied into one")
         layer.freeze(True)
         return layer
 
 
-def read_file(world: World, path: str, limit: int) -> bytes:
+def read_file(world: World, path: str, limit: int, *, follow: bool) -> bytes:
     """The bytes of the regular file at `path`; see `base.Sandbox.read`."""
+    flags = os.O_RDONLY | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW)
     root = os.open(world.root, os.O_PATH | os.O_DIRECTORY)
     try:
-        fd = linux.open_in_root(root, path, os.O_RDONLY | os.O_NONBLOCK)
+        fd = linux.open_in_root(root, path, flags)
     finally:
         os.close(root)
     try:
@@ -261,22 +273,70 @@ def _make_directories(world: World, root: int, path: str) -> None:
 
 
 def digest(world: World) -> str:
-    """SHA-256 over the sorted paths, modes and contents of everything in `world`."""
+    """SHA-256 over the names, modes and contents of everything in `world`.
+
+    However deep folders lie in folders, and at the cost of what is stored: holes of a file are passed by.
+    """
     import hashlib  # noqa: PLC0415 - loads OpenSSL; most supervisors never need it
 
     total = hashlib.sha256()
-    for folder, folders, files in os.walk(world.root):
-        folders.sort()
-        for name in sorted([*folders, *files]):
-            path = f"{folder}/{name}"
-            info = os.lstat(path)
-            label = path[len(world.root) :].encode("utf-8", "surrogateescape")
-            total.update(b"%d:%s%o;" % (len(label), label, info.st_mode))
-            if stat.S_ISLNK(info.st_mode):
-                total.update(os.readlink(os.fsencode(path)))
-            elif stat.S_ISREG(info.st_mode):
-                total.update(b"%d:" % info.st_size)
-                with open(path, "rb") as file:
-                    while chunk := file.read(_CHUNK):
-                        total.update(chunk)
-    return total.hexdigest()
+    open_folders: list[
+        tuple[int, list[str]]
+    ] = []  # each with what is still to come in it, the last name first
+
+    def enter(name: str, dir_fd: int | None = None) -> None:
+        fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=dir_fd)
+        open_folders.append((fd, sorted(os.listdir(fd), reverse=True)))
+
+    try:
+        enter(world.root)
+        while open_folders:
+            folder, names = open_folders[-1]
+            if not names:
+                os.close(open_folders.pop()[0])
+                total.update(b")")
+                continue
+            name = names.pop()
+            try:
+                mode = os.lstat(name, dir_fd=folder).st_mode
+                label = os.fsencode(name)
+                total.update(b"%d:%s%o;" % (len(label), label, mode))
+                if stat.S_ISDIR(mode):
+                    enter(name, folder)
+                elif stat.S_ISLNK(mode):
+                    target = os.fsencode(os.readlink(name, dir_fd=folder))
+                    total.update(b"%d:%s" % (len(target), target))
+                elif stat.S_ISREG(mode):
+                    fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
+                    try:
+                        for words in _contents(fd):
+                            total.update(words)
+                    finally:
+                        os.close(fd)
+            except OSError as error:
+                if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+                    raise  # else something that still runs has removed or replaced it meanwhile
+        return total.hexdigest()
+    finally:
+        for folder, _ in open_folders:
+            os.close(folder)
+
+
+def _contents(fd: int) -> Iterator[bytes]:
+    """Words that two files share if, and only if, they have the same bytes: their size, and each chunk that is not zero."""
+    size = os.fstat(fd).st_size
+    yield b"%d;" % size
+    zeros = bytes(_CHUNK)
+    at = 0
+    while at < size:
+        try:
+            at = os.lseek(fd, at, os.SEEK_DATA) // _CHUNK * _CHUNK
+        except OSError as error:
+            if error.errno == errno.ENXIO:
+                return  # the rest is a hole
+            raise
+        chunk = os.pread(fd, _CHUNK, at)
+        if chunk != zeros[: len(chunk)]:
+            yield b"%d:" % at
+            yield chunk
+        at += _CHUNK

@@ -47,6 +47,25 @@ def test_a_task_is_done_by_its_command_and_not_by_nothing(
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_links_in_the_place_of_files_are_not_what_was_asked_for(
+    sandbox: str, kind: Kind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(Shell(fold="train")) as env:
+        monkeypatch.setattr(env, "_kinds", (kind,))
+        env.reset(seed=0)
+        words = ["mkdir -p ~/kept"]
+        for number, (path, wanted) in enumerate(env.task.wanted):
+            if wanted is None:
+                words.append(f"ln -sfn /nowhere {path}")
+            elif not path.endswith("/"):
+                words.append(f"mkdir -p $(dirname {path}); cat > ~/kept/{number} <<'E'\n{wanted}\nE")
+                words.append(f"ln -sfn ~/kept/{number} {path}")
+        env.step(run("\n".join(words)))
+        changed = [path for path, _ in env.task.wanted if not path.endswith("/")]
+        assert env.step(DONE)[1] == float(not changed)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_tasks_differ_and_say_what_matters(kind: Kind) -> None:
     dealt = [kind(np.random.default_rng(seed)) for seed in range(30)]
     assert len({each.words + str(each.files) for each in dealt}) > 25

@@ -103,7 +103,7 @@ class Shell(SandboxEnv[ShellTask]):
     async def _holds(self, path: str, wanted: str | None) -> bool:
         """True where `path` is as wanted. What the agent put in the way of reading it is not as wanted."""
         try:
-            data = await self.machine.read(path.rstrip("/"))
+            data = await self.machine.read(path.rstrip("/"), follow=False)
         except OSError as error:
             missing = error.errno in (errno.ENOENT, errno.ENOTDIR)
             return missing if wanted is None else path.endswith("/") and error.errno == errno.EISDIR

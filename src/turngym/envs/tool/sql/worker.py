@@ -111,7 +111,8 @@ def _clock(name: str) -> Callable[..., Any]:
 
     def call(*arguments: Any) -> Any:
         when = arguments[1:2] if name == "strftime" else arguments[:1]
-        if not when or str(when[0]).strip().lower() in _NOW:
+        words = str(when[0], "utf-8", "replace") if when and isinstance(when[0], bytes) else str(*when)
+        if not when or words.split("\0")[0].strip().lower() in _NOW:
             raise ValueError("the present time is not part of the database")
         return inner.execute(f"SELECT {name}({','.join('?' * len(arguments))})", arguments).fetchone()[0]
 
