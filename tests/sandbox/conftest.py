@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import TypeVar
 
 import pytest
@@ -43,6 +45,15 @@ def inside(bubblewrap: Bubblewrap) -> Callable[[Callable[[SupervisedSandbox], Aw
         return asyncio.run(whole())
 
     return run
+
+
+@pytest.fixture
+def state_dir():
+    """A folder that every user can walk to, unlike `tmp_path`."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder)
+        path.chmod(0o711)
+        yield path
 
 
 @asynccontextmanager

@@ -460,6 +460,33 @@ def test_a_link_is_not_followed_where_that_is_not_wanted(inside):
     assert inside(body) == (errno.ELOOP, b"here", b"here")
 
 
+def test_an_ordinary_user_has_sandboxes_that_fork(bubblewrap, state_dir):
+    """As root of CI sees to it: a user without any capability, who has to make namespaces of his own."""
+    script = """
+import asyncio, os
+from turngym.sandbox.bubblewrap import Bubblewrap
+async def main():
+    async with await Bubblewrap().create() as box:
+        python = await box.interpreter()
+        await python.run("x = 1; open('f', 'w').write('y')")
+        (fork,) = await box.fork()
+        await python.run("x = 2")
+        seen = await (await fork.interpreter()).run("x, open('f').read()")
+        print(os.geteuid(), seen.display["text/plain"], (await fork.exec(["id", "-u"])).text)
+        await fork.close()
+asyncio.run(main())
+"""
+    become = ["unshare", "--user", "--map-user=1000", "--map-group=1000"] if os.geteuid() == 0 else []
+    done = subprocess.run(
+        [*become, sys.executable, "-c", script],
+        env={**os.environ, "TURNGYM_STATE_DIR": str(state_dir)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.split("\n")[0] == f"{1000 if become else os.geteuid()} (1, 'y') 1000", done.stderr
+
+
 def groups_of_version_2(root: Path, passed_on: dict[str, str]) -> None:
     """What the kernel shows of a tree of control groups, each with the controllers that it passes on."""
     (root / "cgroup.controllers").write_text("cpu memory pids")

@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
@@ -92,15 +91,6 @@ def test_a_process_that_ended_before_its_sandbox_started_costs_one_sandbox(bubbl
 
     gc.collect()
     asyncio.run(body())
-
-
-@pytest.fixture
-def state_dir():
-    """A folder that every user can walk to, unlike `tmp_path`."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder)
-        path.chmod(0o711)
-        yield path
 
 
 def test_the_next_warden_sweeps_what_a_killed_one_left(state_dir, bubblewrap):

@@ -8,7 +8,7 @@ import json
 import pytest
 
 from turngym.sandbox import selfcheck
-from turngym.sandbox.attacks import ATTACKS
+from turngym.sandbox.attacks import ATTACKS, Attack
 from turngym.sandbox.base import backend
 
 QUICK = ("read a file of the host", "kill the keeper", "fork bomb", "descriptors of the parent", "new namespaces",
@@ -33,6 +33,18 @@ def test_bubblewrap_keeps_the_contract_and_refuses_a_few_attacks(bubblewrap, mon
 def test_bubblewrap_refuses_every_attack(bubblewrap):
     report = asyncio.run(selfcheck.check(bubblewrap))
     assert [f for f in (*report.conformance, *report.attacks) if not f.ok] == []
+
+
+def test_an_attack_that_ends_without_a_word_proves_nothing(bubblewrap, monkeypatch):
+    silent = [
+        Attack(name="broken", code="no_such_name"),
+        Attack(name="killed", code="os.kill(os.getpid(), 9)"),
+    ]
+    monkeypatch.setattr(selfcheck, "ATTACKS", silent)
+    monkeypatch.setattr(selfcheck, "CONFORMANCE", {})
+    report = asyncio.run(selfcheck.check(bubblewrap))
+    assert [each.ok for each in report.attacks] == [False, True]
+    assert "NameError" in report.attacks[0].words
 
 
 def test_a_backend_that_isolates_nothing_fails(monkeypatch):

@@ -80,7 +80,12 @@ try:
         threading.Thread(target=time.sleep, args=(2,), daemon=True).start(); n += 1
 except RuntimeError: pass
 tell(f'{n} threads', n > 100); os._exit(0)""",
-    "memory bomb": "b = []\nfor _ in range(2048):\n    b.append(b'x' * (1 << 20))\ntell('2 GiB', True)",
+    "memory bomb": """
+b = []
+try:
+    while len(b) < 2048: b.append(b'x' * (1 << 20))
+except MemoryError: pass
+tell('2 GiB', len(b) == 2048)""",
     "memory bomb in many processes": "tell('1.6 GiB for a second', hold(16, 100))",
     "shared memory bomb": """
 n = 0
@@ -122,10 +127,13 @@ except OSError: pass
 tell(f'{n} descriptors', n > 6000)""",
     "output flood": "for _ in range(300): os.write(1, b'x' * (1 << 20))",
     "zombie army": """
-for _ in range(5000):
-    try:
+n = 0
+try:
+    while n < 5000:
         if os.fork() == 0: os._exit(0)
-    except OSError: break""",
+        n += 1
+except OSError: pass
+tell(f'{n} zombies', n > 100)""",
     "read a file of the host": "tell('read', reads(SECRET)); tell('by /proc', reads('/proc/self/root' + SECRET))",
     "write a file of the host": "tell('write', writes(SECRET))",
     "read the password file": "tell('shadow', reads('/etc/shadow')); tell('root user', 'HOME=/root' in open('/etc/passwd').read() if os.path.exists('/etc/passwd') else False)",

@@ -3,8 +3,8 @@
 The one idea: whoever writes a backend runs the same suite as the authors, on the machine where it will be used.
 A *conformance* check is an async function on a fresh sandbox that raises `AssertionError`. An *attack* (see
 `attacks`) is a program that runs as the agent and prints `ESCAPED` if it got what it wanted; some also have a
-witness on the host. An attack that hangs, crashes or is killed has been refused; one whose *sandbox* is lost
-succeeded in breaking that.
+witness on the host. An attack is refused where it says so, or where it was ended for that: killed, at a limit, with its
+session. One whose *sandbox* is lost succeeded in breaking that, and one that ends by itself without a word is broken.
 """
 
 from __future__ import annotations
@@ -130,6 +130,9 @@ async def _on_fresh(backend: Backend, body: Callable[[Sandbox], Awaitable[None]]
     return ""
 
 
+_REFUSED = ("refused", "limit]", "[killed]", "was started afresh")
+
+
 async def _attack(backend: Backend, attack: Attack) -> str:
     """Run `attack`; returns how it was refused.
 
@@ -150,6 +153,7 @@ async def _attack(backend: Backend, attack: Attack) -> str:
         async with await backend.create(LIMITS) as box:
             words = await _run(box, attack, values)
             assert "ESCAPED" not in words, f"it got what it wanted: {words.strip()[-300:]}"
+            assert attack.host or any(each in words for each in _REFUSED), f"it did nothing: {words[-300:]!r}"
             alive = await box.exec(["echo", "alive"])
             assert alive.stdout == b"alive\n", f"the sandbox does not work any more: {alive}"
         assert secret.read_text() == "host secret", "it changed a file of the host"
@@ -165,8 +169,8 @@ async def _run(box: Sandbox, attack: Attack, values: dict[str, str]) -> str:
         cell = await (await box.interpreter()).run(code)
         return cell.text
     result = await box.exec(["python3", "-c", attack.code], env=values)
-    limit = f" [{result.limit_hit} limit]" if result.limit_hit else ""
-    return result.text + limit
+    end = f"[{result.limit_hit} limit]" if result.limit_hit else "[killed]" if result.exit_code > 128 else ""
+    return f"{result.text} {end}"
 
 
 async def _exec_io(box: Sandbox) -> None:
@@ -223,13 +227,16 @@ async def _timeout(box: Sandbox) -> None:
 
 
 async def _limits(box: Sandbox) -> None:
-    for limit, code in {
-        "cpu": "while True: pass",
-        "memory": "x = []\nwhile True: x.append(b'x' * (1 << 20))",
-        "disk": "open('x', 'wb').write(b'x' * (40 << 20))",
+    for limit, argv in {
+        "cpu": ["python3", "-c", "while True: pass"],
+        "memory": ["python3", "-c", "x = []\nwhile True: x.append(b'x' * (1 << 20))"],
+        "pids": ["sh", "-c", "for _ in $(seq 200); do sleep 9 & done; wait"],
+        "disk": ["python3", "-c", "open('x', 'wb').write(b'x' * (40 << 20))"],
+        "files": ["python3", "-c", "for n in range(100_000): open(f'/tmp/{n}', 'x').close()"],
     }.items():
-        result = await box.exec(["python3", "-c", code], timeout_s=60)
-        assert result.limit_hit == limit or b"MemoryError" in result.stderr, f"{limit}: {result}"
+        result = await box.exec(argv, timeout_s=60)
+        refused = any(each in result.stderr for each in (b"MemoryError", b"fork", b"No space left"))
+        assert result.limit_hit == limit or refused, f"{limit}: {result}"
         await box.exec(["rm", "-f", "x"])
 
 
@@ -242,10 +249,38 @@ async def _snapshots(box: Sandbox) -> None:
     await fork.write("g", b"3")
     assert await fork.read("f") == b"1", "a fork does not see its parent"
     assert (await box.exec(["ls"])).stdout == b"f\n", "nor a parent its fork"
+    (other,) = await box.spawn(snapshot)
+    assert await other.digest() == before, "spawn makes another one from a snapshot"
+    assert await box.read("f") == b"2", "and leaves this one alone"
     await box.restore(snapshot)
     assert await box.digest() == before, "restore brings everything back"
     await box.drop(snapshot)
+    await other.close()
     await fork.close()
+
+
+async def _replay(box: Sandbox) -> None:
+    python = await box.interpreter()
+    await box.allow_replay()
+    await python.run(
+        "import threading, time; threading.Thread(target=time.sleep, args=(60,), daemon=True).start()"
+    )
+    await python.run("open('f', 'w').write('1'); x = 1")
+    (fork,) = await box.fork()
+    seen = await (await fork.interpreter()).run("x, open('f').read(), threading.active_count()")
+    assert seen.display.get("text/plain") == "(1, '1', 2)", (
+        "what can't be carried is done again, where allowed"
+    )
+    await fork.close()
+
+
+async def _cancelled(box: Sandbox) -> None:
+    slow = asyncio.ensure_future(box.exec(["sh", "-c", "sleep 0.5; touch done"]))
+    await asyncio.sleep(0.1)
+    slow.cancel()
+    await asyncio.gather(slow, return_exceptions=True)
+    await asyncio.sleep(1)
+    assert (await box.exec(["ls"])).stdout == b"", "a command that nobody waits for is ended"
 
 
 async def _sessions(box: Sandbox) -> None:
@@ -280,8 +315,10 @@ CONFORMANCE: dict[str, Callable[[Sandbox], Awaitable[None]]] = {
     "exec: a missing program": _missing,
     "exec: timeouts": _timeout,
     "exec: limits": _limits,
+    "exec: cancelled": _cancelled,
     "read and write": _files,
-    "snapshot, restore, fork": _snapshots,
+    "snapshot, spawn, restore, fork": _snapshots,
     "sessions": _sessions,
+    "replay": _replay,
     "close": _closed,
 }
