@@ -29,6 +29,11 @@ SETTINGS = {
         LossConfig(proximal="start", next_observation=0.5, entropy_shaping=0.4),
         {"ess_base": 1.0, "micro_tokens": 40},
     ),
+    "corrected": (
+        LossConfig(proximal="start", correction="token_tis", correction_options={"normalise": True}),
+        {},
+    ),
+    "anchored": (LossConfig(proximal="average", kl=0.3), {"micro_tokens": 40, "epochs": 2}),
     "rollouts": (LossConfig(aggregation="constant", horizon=7, entropy=0.1), {"grad_clip": 0.1}),
 }
 
@@ -98,6 +103,7 @@ def main() -> None:
     mine = slice(0, 1) if rank == 0 else slice(1, None)
     results = {name: trained(name, mine) for name in SETTINGS}
     results["sharded"] = trained("plain", mine, shard=True)
+    results["sharded anchored"] = trained("anchored", mine, shard=True)
     results |= {f"critic {kind}": criticised(kind, mine) for kind in ("probe", "network")}
     results["critic sharded"] = criticised("probe", mine, shard=True)
     torch.save(results, out / f"rank{rank}.pt")

@@ -44,9 +44,10 @@ def together(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return [torch.load(out / f"rank{rank}.pt") for rank in range(2)]
 
 
-@pytest.mark.parametrize("name", [*two_ranks.SETTINGS, "sharded"])
+@pytest.mark.parametrize("name", [*two_ranks.SETTINGS, "sharded", "sharded anchored"])
 def test_two_ranks_have_the_weights_of_one(name: str, together: list[dict[str, Any]]) -> None:
-    alone, statistics = two_ranks.trained("plain" if name == "sharded" else name, slice(None))
+    setting = {"sharded": "plain", "sharded anchored": "anchored"}.get(name, name)
+    alone, statistics = two_ranks.trained(setting, slice(None))
     for rank in together:
         weights, theirs = rank[name]
         for mine, other in zip(alone, weights, strict=True):

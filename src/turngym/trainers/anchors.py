@@ -6,7 +6,6 @@ are those of that policy, and leaves the learner's own as it was.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
@@ -14,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from turngym.errors import ConfigError
 
@@ -21,11 +21,30 @@ Anchor = Callable[[], AbstractContextManager[Any]]
 """Enter it for a model of transformers; without gradients."""
 
 
-def initial(model: Any) -> Anchor:
-    """The policy as it is now: the model with its adapter switched off, or a frozen copy."""
-    if hasattr(model, "disable_adapter"):
-        return partial(_without_adapter, model)
-    return frozen(copy.deepcopy(model))
+class Start:
+    """The policy as it was when this was made: a copy of the weights that learn.
+
+    Args:
+        model: that learns.
+        parameters: its weights that do.
+    """
+
+    def __init__(self, model: Any, parameters: Sequence[Tensor]) -> None:
+        self._model, self._parameters = model, parameters
+        self._kept = [p.detach().clone() for p in parameters]
+
+    def __call__(self) -> AbstractContextManager[Any]:
+        """The model with the weights of then."""
+        return _with_weights(self._model, self._parameters, self._kept)
+
+    def state(self) -> list[Tensor]:
+        """For a checkpoint."""
+        return self._kept
+
+    def load(self, state: Sequence[Tensor]) -> None:
+        """From a checkpoint."""
+        for kept, saved in zip(self._kept, state, strict=True):
+            kept.copy_(saved)
 
 
 def frozen(model: Any) -> Anchor:
@@ -77,17 +96,10 @@ class Average:
         for total, parameter in zip(self._sums, self._parameters, strict=True):
             total.lerp_(parameter, 1 - self._decay)
 
-    @contextmanager
-    def __call__(self) -> Iterator[Any]:
+    def __call__(self) -> AbstractContextManager[Any]:
         """The model with averaged weights."""
-        mine = [p.data for p in self._parameters]
-        try:
-            for parameter, total in zip(self._parameters, self._sums, strict=True):
-                parameter.data = total / self._weight
-            yield self._model
-        finally:
-            for parameter, data in zip(self._parameters, mine, strict=True):
-                parameter.data = data
+        averages = [total / self._weight for total in self._sums]
+        return _with_weights(self._model, self._parameters, averages)
 
     def state(self) -> dict[str, Any]:
         """For a checkpoint."""
@@ -101,6 +113,41 @@ class Average:
 
 
 @contextmanager
-def _without_adapter(model: Any) -> Iterator[Any]:
-    with model.disable_adapter():
+def evaluating(model: Any) -> Iterator[Any]:
+    """The model without dropout, in the mode that it was in afterwards."""
+    was_training = model.training
+    model.eval()
+    try:
         yield model
+    finally:
+        model.train(was_training)
+
+
+@contextmanager
+def _with_weights(model: Any, parameters: Sequence[Tensor], weights: Sequence[Tensor]) -> Iterator[Any]:
+    if any(isinstance(p, DTensor) for p in parameters):
+        exchange = partial(_copy_shards, model, parameters)
+        mine = [p.data.clone() for p in parameters]
+    else:
+        exchange = partial(_point_to, parameters)
+        mine = [p.data for p in parameters]
+    try:
+        exchange(weights)
+        with evaluating(model):
+            yield model
+    finally:
+        exchange(mine)
+
+
+def _point_to(parameters: Sequence[Tensor], weights: Sequence[Tensor]) -> None:
+    for parameter, other in zip(parameters, weights, strict=True):
+        parameter.data = other
+
+
+def _copy_shards(model: Any, parameters: Sequence[Tensor], weights: Sequence[Tensor]) -> None:
+    """FSDP2 gathers from memory that it remembers, and not at all where it has gathered already."""
+    for parameter, other in zip(parameters, weights, strict=True):
+        parameter.data.copy_(other)
+    for module in model.modules():
+        if hasattr(module, "reshard"):
+            module.reshard()

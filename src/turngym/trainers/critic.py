@@ -225,18 +225,14 @@ class Critic:
         if self.where == "states":
             returns = state_returns(tree, **self.returns)
             return [np.array([returns.get(int(node), math.nan) for node in row.nodes]) for row in rows]
-        own = token_returns(tree, **self.returns)
-        return [
-            _joined(
-                [
-                    own[node][mask] if node in own else np.full(int(mask.sum()), math.nan)
-                    for node, mask in (
-                        (node, tree[node].loss_mask) for node in dict.fromkeys(row.nodes.tolist())
-                    )
-                ]
-            )
-            for row in rows
-        ]
+        own, targets = token_returns(tree, **self.returns), []
+        for row in rows:
+            target = np.full(row.nodes.size, math.nan)  # a cut has no return of its own
+            for node in own.keys() & set(row.nodes.tolist()):
+                said = own[node][tree[node].loss_mask]
+                target[np.flatnonzero(row.nodes == node)[: said.size]] = said
+            targets.append(target)
+        return targets
 
     def _hidden(self, rows: Sequence[Row]) -> Iterator[tuple[Sequence[Row], Tensor]]:
         """The rows of each forward and `(M, H)` the last hidden states where the critic speaks."""

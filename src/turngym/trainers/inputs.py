@@ -16,9 +16,11 @@ from torch import Tensor
 
 from turngym.errors import ConfigError, TreeError
 from turngym.trainers.config import LossConfig, OptimiserConfig
+from turngym.trainers.credit.base import was_cut
 from turngym.trainers.losses import Aggregation, Correction, Loss, TokenBatch, check_inputs
 from turngym.trainers.losses.vcpo import sequence_log_weights
-from turngym.trainers.rows import Row, shared_action
+from turngym.trainers.ranks import Ranks
+from turngym.trainers.rows import Row, by_rollout, shared_action
 from turngym.tree import Tree
 
 Computed = Literal["proximal_logprobs", "weights"]
@@ -88,7 +90,7 @@ def must_be_met(config: LossConfig, loss: Loss, optimiser: OptimiserConfig) -> N
     check_inputs(loss, fields)
 
 
-def reads(loss: Loss, field: str) -> bool:
+def reads(loss: Loss | Correction, field: str) -> bool:
     """Whether `loss` can't do without `field` of `TokenBatch`."""
     everything = {*_ALWAYS, *_SETTINGS}
     check_inputs(loss, everything)
@@ -99,8 +101,23 @@ def reads(loss: Loss, field: str) -> bool:
     return False
 
 
-def refuse_shared(trees: Sequence[Tree]) -> None:
-    """For means over rollouts, where a token that several rollouts share has no weight.
+def reader_of_rollouts(config: LossConfig, loss: Loss, correction: Correction | None) -> str | None:
+    """The setting that looks at whole rollouts, or None. `appo` says itself which of several futures it takes."""
+    if config.aggregation == "sequence_mean":
+        return "loss.aggregation = sequence_mean"
+    if config.name != "appo" and reads(loss, "sequence_ids"):
+        return f"loss {config.name}"
+    if correction is not None and reads(correction, "sequence_ids"):
+        return f"correction {config.correction}"
+    return None
+
+
+def refuse_shared(trees: Sequence[Tree], reader: str) -> None:
+    """For what looks at whole rollouts: a token that several of them share would count in the first one alone.
+
+    Args:
+        trees: of one update.
+        reader: the setting that looks at whole rollouts, for the message.
 
     Raises:
         TreeError: names the first such action.
@@ -109,8 +126,24 @@ def refuse_shared(trees: Sequence[Tree]) -> None:
         node = shared_action(tree)
         if node is not None:
             raise TreeError(
-                f"{tree.rollout_id}: action {node} belongs to several rollouts, so a mean over each has no weight for it: "
-                "use another loss.aggregation, or fork at the root only"
+                f"{tree.rollout_id}: action {node} belongs to several rollouts, and {reader} looks at each as a whole: "
+                "choose another one, or fork at the root only"
+            )
+
+
+def refuse_unscored(trees: Sequence[Tree]) -> None:
+    """For trees that no credit rule has seen: nothing of them would be trained, and nobody would know.
+
+    Raises:
+        TreeError: names the first one.
+    """
+    for tree in trees:
+        counts = any(
+            not (tree.void(leaf) or was_cut(tree, leaf)) and tree.actions(leaf) for leaf in tree.leaves
+        )
+        if counts and all(node.advantage is None for node in tree if node.is_action):
+            raise TreeError(
+                f"{tree.rollout_id}: no action has an advantage: give credit first, as with trainers.credit.apply"
             )
 
 
@@ -145,41 +178,50 @@ def with_column(rows: Sequence[Row], name: Computed, values: Tensor) -> list[Row
 
 
 def weighted(
-    rows: Sequence[Row], aggregation: Aggregation, correction: Correction | None
+    rows: Sequence[Row], aggregation: Aggregation, correction: Correction | None, ranks: Ranks
 ) -> tuple[list[Row], dict[str, float]]:
     """Rows of one optimiser step with the weights of their tokens, and the correction's statistics.
 
-    Weights are computed over the whole step, before it is cut into forwards, so that the cut changes nothing.
+    Weights are computed over the whole step on all ranks, before it is cut into forwards, so that the cut changes nothing.
     """
-    cpu = torch.device("cpu")
+    weights: Tensor | None = None
+    if rows and aggregation.name in ("sequence_mean", "turn_constant"):
+        ids = ids_of(rows, torch.device("cpu"))
+        turns = torch.unique(ids["turn_ids"], return_inverse=True)[1]
+        everything = torch.ones(turns.numel(), dtype=torch.bool)
+        weights = aggregation.weights(everything, _rollouts(rows), turns)
     statistics: dict[str, float] = {}
-    ids = ids_of(rows, cpu)
+    if correction is not None:
+        everyone = ranks.gather(list(rows))
+        step = [row for theirs in everyone for row in theirs]
+        before = sum(len(theirs) for theirs in everyone[: ranks.rank])
+        factors, statistics = correction(_recorded(step)) if step else (torch.zeros(0), {})
+        sizes = [row.targets.size for row in step]
+        own = torch.cat([torch.zeros(0), *torch.split(factors, sizes)[before : before + len(rows)]])
+        weights = own if weights is None else weights * own
+    return (list(rows) if weights is None else with_column(rows, "weights", weights)), statistics
+
+
+def _recorded(rows: Sequence[Row]) -> TokenBatch:
+    """What is known of rows before they are computed: for corrections, which compare what was recorded."""
+    cpu = torch.device("cpu")
     behaviour = column(rows, "behaviour_logprobs", cpu)
     assert behaviour is not None
-    mask = torch.ones(behaviour.numel(), dtype=torch.bool)
-    weights: Tensor | None = None
-    if aggregation.name in ("sequence_mean", "turn_constant"):
-        turns = torch.unique(ids["turn_ids"], return_inverse=True)[1]
-        weights = aggregation.weights(mask, _rollouts(rows), turns)
-    if correction is not None:
-        batch = TokenBatch(
-            logprobs=behaviour,
-            loss_mask=mask,
-            denominator=1.0,
-            behaviour_logprobs=behaviour,
-            proximal_logprobs=column(rows, "proximal_logprobs", cpu),
-            advantages=column(rows, "advantages", cpu),
-            **ids,
-        )
-        factors, statistics = correction(batch)
-        weights = factors if weights is None else weights * factors
-    return (list(rows) if weights is None else with_column(rows, "weights", weights)), statistics
+    return TokenBatch(
+        logprobs=behaviour,
+        loss_mask=torch.ones(behaviour.numel(), dtype=torch.bool),
+        denominator=1.0,
+        behaviour_logprobs=behaviour,
+        proximal_logprobs=column(rows, "proximal_logprobs", cpu),
+        advantages=column(rows, "advantages", cpu),
+        **ids_of(rows, cpu),
+    )
 
 
 def _rollouts(rows: Sequence[Row]) -> Tensor:
     """`(M,)` int64: the rollout of each token, numbered from 0."""
-    names: dict[tuple[str, int], int] = {}
-    numbers = [names.setdefault((row.rollout_id, row.leaf), len(names)) for row in rows]
+    names = {name: number for number, name in enumerate(by_rollout(rows))}
+    numbers = [names[row.rollout_id, row.leaf] for row in rows]
     return torch.from_numpy(np.repeat(np.array(numbers, np.int64), [row.targets.size for row in rows]))
 
 
@@ -190,19 +232,7 @@ def rollout_log_weights(rows: Sequence[Row]) -> Tensor:
     """
     if not rows:
         return torch.zeros(0)
-    cpu = torch.device("cpu")
-    behaviour = column(rows, "behaviour_logprobs", cpu)
-    assert behaviour is not None
-    return sequence_log_weights(
-        TokenBatch(
-            logprobs=behaviour,
-            loss_mask=torch.ones_like(behaviour, dtype=torch.bool),
-            denominator=1.0,
-            behaviour_logprobs=behaviour,
-            proximal_logprobs=column(rows, "proximal_logprobs", cpu),
-            sequence_ids=_rollouts(rows),
-        )
-    )
+    return sequence_log_weights(replace(_recorded(rows), sequence_ids=_rollouts(rows)))
 
 
 def observed_batch(rows: Sequence[Row], logits: Tensor, total: float) -> TokenBatch:

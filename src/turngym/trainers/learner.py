@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from turngym.errors import ConfigError, HarnessFault
 from turngym.seeding import generator
-from turngym.trainers.anchors import Anchor, Average, initial, teacher
+from turngym.trainers.anchors import Anchor, Average, Start, evaluating, teacher
 from turngym.trainers.config import LossConfig, OptimiserConfig
 from turngym.trainers.inputs import (
     Totals,
@@ -31,8 +31,10 @@ from turngym.trainers.inputs import (
     names_of,
     not_finite,
     observed_batch,
+    reader_of_rollouts,
     reads,
     refuse_shared,
+    refuse_unscored,
     rollout_log_weights,
     targets_of,
     token_logprobs,
@@ -58,7 +60,7 @@ from turngym.trainers.losses.base import log_ratio
 from turngym.trainers.losses.vcpo import learning_rate_factor as stale_rate_factor
 from turngym.trainers.model import checkpoint_activations
 from turngym.trainers.ranks import Ranks, whole
-from turngym.trainers.rows import Row, rows_of, signal_only, trained_paths
+from turngym.trainers.rows import Row, by_rollout, rows_of, signal_only, trained_paths
 from turngym.trainers.schedule import learning_rate_factor, minibatches, scaled
 from turngym.tree import Tree
 
@@ -112,9 +114,16 @@ class Learner:
             for name, coefficient in (("entropy_bonus", loss.entropy), ("kl_penalty", loss.kl))
             if coefficient
         ]
-        self._needs_share, self._needs_advantages = (
-            reads(self.loss, name) for name in ("effective_share", "advantages")
+        self._needs_share = reads(self.loss, "effective_share")
+        # Whether rows without an advantage have neither a gradient nor a say in what others get.
+        self._spares = reads(self.loss, "advantages") and not (
+            self.penalties
+            or loss.next_observation
+            or self._needs_share
+            or self.correction
+            or optimiser.ess_base
         )
+        self._reader = reader_of_rollouts(loss, self.loss, self.correction)
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.optimiser = torch.optim.AdamW(
             self.parameters,
@@ -124,14 +133,26 @@ class Learner:
         )
         self.updates, self.updates_done = updates, 0
         self.ranks = Ranks(model, self.parameters)
-        self._reference = initial(model) if loss.kl else None
         self._teacher = teacher(loss.teacher, model) if loss.teacher else None
-        self._average = (
-            Average(model, self.parameters, loss.proximal_decay) if loss.proximal == "average" else None
-        )
+        self._reference: Start | None = None
+        self._average: Average | None = None
+        self._anchored_late = False
+        self._anchor()
         self.layout = get_layout(optimiser.layout, model, pad_id=pad_id)
         if optimiser.checkpointing:
             checkpoint_activations(model)
+
+    def _anchor(self) -> None:
+        loss = self.loss_config
+        self._reference = Start(self.model, self.parameters) if loss.kl else None
+        self._average = (
+            Average(self.model, self.parameters, loss.proximal_decay) if loss.proximal == "average" else None
+        )
+
+    def begin_here(self) -> None:
+        """Take the weights as they are now as those where training begins, after something else has taught them."""
+        self._anchored_late = True
+        self._anchor()
 
     def update(self, trees: Sequence[Tree]) -> dict[str, float]:
         """One cycle over scored trees: `epochs` × `minibatches` optimiser steps.
@@ -142,18 +163,20 @@ class Learner:
 
         Raises:
             ConfigError: for trees of another renderer.
-            TreeError: for actions that several rollouts share, where the aggregation is a mean over rollouts.
+            TreeError: for a tree that no credit rule has scored; for actions that several rollouts share, where the
+                aggregation, the loss or its correction looks at whole rollouts.
             HarnessFault: for a loss or gradient that is not finite; names the trees. The weights are then unchanged
                 by that step.
         """
-        predicts = bool(self.loss_config.next_observation)
-        rows = rows_of(trees, renderer_hash=self.renderer_hash, observed=predicts)
-        if self.aggregation.name == "sequence_mean":
-            refuse_shared(trees)
+        refuse_unscored(trees)
+        if self._reader:
+            refuse_shared(trees, self._reader)
+        observed = bool(self.loss_config.next_observation)
+        rows = rows_of(trees, renderer_hash=self.renderer_hash, observed=observed)
         # Rows without a signal count in denominators, whether or not they are spared the forward pass.
         tokens = round(self.ranks.total(sum(row.targets.size for row in rows)))
         rollouts = round(self.ranks.total(sum(trained_paths(tree) for tree in trees)))
-        if self._needs_advantages and not self.penalties and not predicts:
+        if self._spares:
             rows = signal_only(rows)
         lr = self.config.lr * learning_rate_factor(self.config, self.updates_done, self.updates)
         for group in self.optimiser.param_groups:
@@ -179,13 +202,14 @@ class Learner:
             rng = generator(self.seed, "update", self.updates_done)
             statistics: dict[str, float] = {}
             with_signal = self.ranks.total(sum(row.targets.size for row in rows))
-            all_rows = self.ranks.total(len(rows))
+            all_rollouts = self.ranks.total(len(by_rollout(rows)))
             for _ in range(self.config.epochs):
                 parts, norms = [], []
                 for batch in self._minibatches(rows, rng):
                     share = self.ranks.total(sum(row.targets.size for row in batch)) / with_signal
+                    rollout_share = self.ranks.total(len(by_rollout(batch))) / all_rollouts
                     denominator = self.aggregation.denominator(
-                        tokens=tokens * share, rollouts=rollouts * self.ranks.total(len(batch)) / all_rows
+                        tokens=tokens * share, rollouts=rollouts * rollout_share
                     )
                     part, norm = self._step(batch, denominator)
                     parts.append(part)
@@ -207,8 +231,8 @@ class Learner:
     def _step(self, rows: Sequence[Row], denominator: float) -> tuple[dict[str, float], float]:
         """One optimiser step. Returns statistics and the gradient's norm before clipping."""
         extra: dict[str, float] = {}
-        if rows:
-            rows, extra = weighted(rows, self.aggregation, self.correction)
+        if rows or self.correction:
+            rows, extra = weighted(rows, self.aggregation, self.correction, self.ranks)
         totals = Totals(
             denominator=denominator,
             share=self._effective_share(rows) if self._needs_share else None,
@@ -226,7 +250,7 @@ class Learner:
         if not math.isfinite(norm):
             raise HarnessFault(
                 f"the gradient's norm is {norm} at update {self.updates_done}, "
-                f"{self._culprits(rows, totals)}: nothing was changed"
+                f"{self._culprits(rows, totals)}: this step was not taken"
             )
         with scaled(self.optimiser, factor):
             self.optimiser.step()
@@ -239,13 +263,15 @@ class Learner:
         statistics = []
         for part in self._parts(rows):
             if part is None:
-                self._idle().backward()  # type: ignore[no-untyped-call]
+                nothing = self._idle()
+                self._idle_under(self._reference)
+                nothing.backward()  # type: ignore[no-untyped-call]
                 continue
             with part.attention(self.model):
                 loss, said = self._forward(part, totals)
                 if not torch.isfinite(loss):
                     raise HarnessFault(
-                        f"the loss is {loss.item()} at update {self.updates_done}, in {names_of(part.rows)}: nothing was changed"
+                        f"the loss is {loss.item()} at update {self.updates_done}, in {names_of(part.rows)}: this step was not taken"
                     )
                 loss.backward()  # type: ignore[no-untyped-call]
             statistics.append(said)
@@ -260,6 +286,12 @@ class Learner:
         ids = torch.zeros((1, 1), dtype=torch.long, device=self.parameters[0].device)
         logits: Tensor = self.model(input_ids=ids, use_cache=False).logits
         return logits.sum() * 0.0
+
+    def _idle_under(self, anchor: Anchor | None) -> None:
+        """What `_logprobs_of` is to the other ranks."""
+        if anchor is not None:
+            with torch.no_grad(), anchor():
+                self._idle()
 
     def _forward(self, part: Part, totals: Totals) -> tuple[Tensor, dict[str, float]]:
         config, device, rows = self.loss_config, self.parameters[0].device, part.rows
@@ -309,24 +341,23 @@ class Learner:
 
     def _with_proximal(self, rows: Sequence[Row]) -> list[Row]:
         """Rows with the log-probs of π_old: the weights as they are now, or their average, in evaluation mode."""
-        anchor: Anchor = self._average or (lambda: nullcontext(self.model))
+        anchor: Anchor = self._average or self._present
         place = {id(row): i for i, row in enumerate(rows)}
         out: list[Row] = list(rows)
-        training = self.model.training
-        self.model.eval()
-        try:
-            for part in self._parts(rows):
-                if part is None:
-                    self._idle()
-                    continue
-                logprobs = self._logprobs_of(anchor, part, targets_of(part.rows, self.parameters[0].device))
-                assert logprobs is not None
-                done = with_column(part.rows, "proximal_logprobs", logprobs)
-                for row, filled in zip(part.rows, done, strict=True):
-                    out[place[id(row)]] = filled
-        finally:
-            self.model.train(training)
+        for part in self._parts(rows):
+            if part is None:
+                self._idle_under(anchor)
+                continue
+            logprobs = self._logprobs_of(anchor, part, targets_of(part.rows, self.parameters[0].device))
+            assert logprobs is not None
+            done = with_column(part.rows, "proximal_logprobs", logprobs)
+            for row, filled in zip(part.rows, done, strict=True):
+                out[place[id(row)]] = filled
         return out
+
+    def _present(self) -> AbstractContextManager[Any]:
+        """The anchor that is the policy itself."""
+        return evaluating(self.model)
 
     def _proximal(self, rows: Sequence[Row], logprobs: Tensor) -> Tensor | None:
         """`(M,)` log π_old of the rows, where it is not the behaviour policy's."""
@@ -361,9 +392,9 @@ class Learner:
         device, logs = self.parameters[0].device, [torch.zeros(0)]
         for part in self._parts(rows):
             if part is None:
-                self._idle()
+                self._idle_under(self._present)
                 continue
-            mine = self._logprobs_of(lambda: nullcontext(self.model), part, targets_of(part.rows, device))
+            mine = self._logprobs_of(self._present, part, targets_of(part.rows, device))
             behaviour = column(part.rows, "behaviour_logprobs", device)
             assert mine is not None
             assert behaviour is not None
@@ -393,12 +424,12 @@ class Learner:
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint holds beside the weights."""
-        average = {} if self._average is None else {"average": self._average.state()}
-        return {
-            "optimiser": self.optimiser.state_dict(),
-            "updates_done": self.updates_done,
-            **average,
-        }
+        state = {"optimiser": self.optimiser.state_dict(), "updates_done": self.updates_done}
+        if self._average is not None:
+            state["average"] = self._average.state()
+        if self._reference is not None and self._anchored_late:  # else it is what `policy.spec` brings
+            state["reference"] = self._reference.state()
+        return state
 
     def load(self, state: dict[str, Any]) -> None:
         """Continue from a checkpoint."""
@@ -406,3 +437,6 @@ class Learner:
         self.updates_done = state["updates_done"]
         if self._average is not None:
             self._average.load(state["average"])
+        if self._reference is not None and "reference" in state:
+            self._reference.load(state["reference"])
+            self._anchored_late = True

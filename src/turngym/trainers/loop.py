@@ -200,6 +200,7 @@ class Trainer:
         if self.config.warmup.episodes:
             seed = derive(self.config.run.seed, "warmup")
             metrics |= await warm_up(self.policy, self.train_tasks, self.config.warmup, seed=seed)
+            self.learner.begin_here()
             self.critic = self._make_critic()  # a copy is one of the policy that begins to learn
         for batch in range(self.config.critic.warmup):
             started = time.monotonic()

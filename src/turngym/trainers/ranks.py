@@ -33,6 +33,7 @@ class Ranks:
     def __init__(self, model: Any, parameters: Sequence[Tensor]) -> None:
         together = dist.is_available() and dist.is_initialized()
         self.size = dist.get_world_size() if together else 1
+        self.rank = dist.get_rank() if together else 0
         self.sharded = any(isinstance(p, DTensor) for p in parameters)
         self._parameters = parameters
         for module in model.modules():

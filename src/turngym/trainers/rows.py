@@ -5,7 +5,7 @@ path that restarted its context k times gives k + 1 rows. Every action is traine
 it; later rows that share it carry it as context only. So the sum over rows is the sum over nodes, whatever the
 branching, and a rollout's weight does not depend on the number of its contexts.
 
-A prefix that several rows share is computed in each of them; no layout here avoids that.
+A prefix that several rows share stands in each of them; a layout may compute it once (`packing.py`).
 
 Where the learner also learns to predict the environment (`next_observation`), a row names the tokens that the
 environment said in answer to an action, each in one row as well, and goes on to the answer to its last trained action.
@@ -176,8 +176,16 @@ def unscored_row(
     )
 
 
+def by_rollout(rows: Iterable[Row]) -> dict[tuple[str, int], list[Row]]:
+    """The contexts of each rollout, in their order."""
+    found: dict[tuple[str, int], list[Row]] = {}
+    for row in rows:
+        found.setdefault((row.rollout_id, row.leaf), []).append(row)
+    return found
+
+
 def signal_only(rows: Sequence[Row]) -> list[Row]:
-    """Rows of trees that have an advantage other than 0: the others have no gradient, unless a penalty gives one.
+    """Rows of trees that have an advantage other than 0: for losses that give the others no gradient and read nothing of them.
 
     Trees stay whole: if rows were dropped one by one, statistics and the cut into mini-batches would depend on how often
     a rollout restarted its context. Denominators are counted before.

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from turngym.trainers.config import OptimiserConfig
-from turngym.trainers.rows import Row
+from turngym.trainers.rows import Row, by_rollout
 
 
 def learning_rate_factor(config: OptimiserConfig, done: int, updates: int) -> float:
@@ -64,8 +64,13 @@ def scaled(optimiser: torch.optim.Optimizer, factor: float) -> Iterator[None]:
 
 
 def minibatches(rows: Sequence[Row], parts: int, rng: np.random.Generator) -> list[list[Row]]:
-    """Shuffled mini-batches of about equal numbers of rows; fewer where there are fewer rows."""
-    if not rows:
+    """Shuffled mini-batches of about equal numbers of rollouts, fewer where there are fewer.
+
+    The contexts of one rollout stay together: they share one weight, and what is said of a rollout is said of all of it.
+    """
+    rollouts = list(by_rollout(rows).values())
+    if not rollouts:
         return []
-    order = rng.permutation(len(rows)) if parts > 1 else np.arange(len(rows))
-    return [[rows[i] for i in chunk] for chunk in np.array_split(order, min(parts, len(rows)))]
+    order = rng.permutation(len(rollouts)) if parts > 1 else np.arange(len(rollouts))
+    chunks = np.array_split(order, min(parts, len(rollouts)))
+    return [[row for i in chunk for row in rollouts[i]] for chunk in chunks]

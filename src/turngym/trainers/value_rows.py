@@ -25,8 +25,8 @@ def value_rows(tree: Tree, where: ReadsValues) -> list[Row]:
     """The contexts of `tree` with the places where a critic speaks, each in the first row that holds it.
 
     `targets` are the tokens behind those places, so the last may lie one past the row; `nodes` say whose the values
-    are: the state's (any node that an action follows, and the last one of a path that a budget cut), or the action's.
-    Paths that ended in a fault are left out.
+    are: the state's (any node that an action follows), or the action's, one a sampled token; and, behind all of its own,
+    that of the last node of a path that a budget cut. Paths that ended in a fault are left out.
 
     Raises:
         TreeError: where nothing was seen yet.
@@ -48,11 +48,14 @@ def value_rows(tree: Tree, where: ReadsValues) -> list[Row]:
 def _asked(tree: Tree, leaf: int, where: ReadsValues) -> set[int]:
     """Nodes on the path to `leaf` that get values."""
     path = tree.path(leaf)
+    cut = {leaf} if _was_cut(tree[leaf]) else set()
     if where == "tokens":
-        return {node for node in path if tree[node].loss_mask.any()}
-    stop = tree[leaf].stop
-    cut = {leaf} if stop is not None and stop.is_budget else set()
+        return {node for node in path if tree[node].loss_mask.any()} | cut
     return {node for node, after in pairwise(path) if tree[after].is_action} | cut
+
+
+def _was_cut(node: Node) -> bool:
+    return node.stop is not None and node.stop.is_budget
 
 
 def _row(nodes: Sequence[Node], asked: set[int], leaf: int, where: ReadsValues) -> Row:
@@ -63,7 +66,9 @@ def _row(nodes: Sequence[Node], asked: set[int], leaf: int, where: ReadsValues) 
     for node in nodes[: last + 1]:
         end = start + node.ids.size
         if node.index in asked:
-            behind = np.array([end]) if where == "states" else start + np.flatnonzero(node.loss_mask)
+            own = start + np.flatnonzero(node.loss_mask) if where == "tokens" else np.empty(0, np.int64)
+            last_too = [end] if where == "states" or _was_cut(node) else []
+            behind = np.concatenate([own, last_too]).astype(np.int64)
             targets.append(behind)
             owners += [node.index] * behind.size
         start = end
@@ -84,9 +89,9 @@ def write_values(tree: Tree, row: Row, values: Array, where: ReadsValues) -> Non
     """Put `values` `(M,)`, one a target of `row`, where credit rules look for them."""
     for index in dict.fromkeys(row.nodes.tolist()):
         own, node = values[row.nodes == index], tree[index]
-        if where == "states":
-            node.metrics[VALUE] = float(own[0])
-        else:
+        if where == "states" or _was_cut(node):
+            node.metrics[VALUE], own = float(own[-1]), own[:-1]
+        if own.size:
             said = np.full(node.ids.size, math.nan)
             said[node.loss_mask] = own
             node.values = said

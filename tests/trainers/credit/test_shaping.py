@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from turngym.errors import ConfigError, CreditError, UnknownName
 from turngym.trainers.credit import RULES
-from turngym.trainers.credit.base import SHAPING
+from turngym.trainers.credit.base import SHAPING, read_paths
 from turngym.trainers.credit.shaping import (
     JUDGE,
     Memory,
@@ -63,6 +63,32 @@ def test_every_rule_sees_a_shaped_return_as_a_reward_at_the_leaf(name):
     assert found == score(name, rewarded).advantages
     assert found != before
     assert [shaped[leaf].reward for leaf in shaped.leaves] == [0.5, 0.25, 1.0, 0.0]  # the environment's
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_every_rule_sees_shaping_where_a_budget_cut_behind_an_observation(name):
+    def cut(reward: float) -> Tree:
+        tree = grow([Turn([], reward=reward), 1.0, [0.0]])
+        tree[tree.leaves[0]].stop = StopReason.TURNS
+        return tree
+
+    shaped = cut(1.0)
+    shaped[shaped.leaves[0]].metrics[SHAPING] = -0.5
+    found = score(name, shaped, truncated="fail").advantages
+    assert found == score(name, cut(0.5), truncated="fail").advantages
+    assert found != score(name, cut(1.0), truncated="fail").advantages
+
+
+def test_shaping_of_a_cut_that_others_share_the_last_action_of_stays_at_the_leaf():
+    tree = grow([Turn([1.0, 0.0], reward=0.0)])
+    action = actions(tree)[0]
+    leaf = tree.add(action, Kind.OBSERVATION, [3], origin=Origin.ENV)
+    tree[leaf].stop = StopReason.TURNS
+    tree[leaf].metrics[SHAPING] = -0.5
+    paths = read_paths(tree, "rule", "fail")
+    assert paths.reward[leaf] == -0.5
+    assert paths.reward[action] == 0.0
+    assert paths.ends[paths.leaves.index(leaf)] == leaf
 
 
 def test_shaping_is_no_score():

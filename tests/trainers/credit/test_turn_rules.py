@@ -200,6 +200,18 @@ def test_sao_takes_lambda_from_the_sampled_tokens_of_the_path():
     assert credit.advantages[3] == pytest.approx([0.4])
 
 
+def test_sao_goes_on_from_a_cut_with_the_critic():
+    tree = cut_after_one_turn()
+    tree[tree.leaves[-1]].metrics["value"] = 0.75
+    last = actions(tree)[-1]
+    for truncated, expected in (("fail", 0.0 - 0.25), ("bootstrap", 0.75 - 0.25)):
+        (credit,) = sao([tree], whiten=False, truncated=truncated)
+        assert credit.advantages[last] == pytest.approx([expected])
+        assert token_returns(tree, truncated=truncated)[last] == pytest.approx([expected + 0.25])
+    (credit,) = sao([tree], whiten=False)
+    assert last not in credit.advantages
+
+
 def test_sao_gives_a_shared_action_the_mean_over_its_paths():
     tree = grow([[1.0, 0.0]])
     valued(tree, {node: [0.0] for node in actions(tree)})

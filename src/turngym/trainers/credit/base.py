@@ -7,7 +7,7 @@ counts once, into however many contexts it was split.
 
 Returns are sums of rewards without a discount, rounded once (`math.fsum`), so two paths with the same rewards in
 another order have the same return to the last bit, and a group of equal returns is told from one with float noise.
-What shaping wrote at a leaf is one more reward there.
+What shaping wrote at a leaf is one more reward of the action that the path ended with.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from turngym.errors import CreditError
 from turngym.tree import Kind, Tree
-from turngym.types import Outcome
+from turngym.types import IntArray, Outcome
 
 Array = npt.NDArray[np.float64]
 
@@ -78,6 +78,8 @@ class Paths:
     "`(N,)` reward of each node, 0 where there is none"
     leaves: list[int]
     "`(G,)` the last node of each path"
+    ends: list[int]
+    "`(G,)` the last action of each path; its leaf, where it has none of its own"
     returns: Array
     "`(G,)` sum of the rewards on each path"
     masked: npt.NDArray[np.bool_]
@@ -290,8 +292,9 @@ def read_paths(tree: Tree, rule: str, truncated: Truncated) -> Paths:
         CreditError: for a path that has not ended, carries no reward, or has a return that is not finite.
     """
     parent, _, kind, _, reward, *_ = tree.columns()
-    leaves, returns, masked, void = [], [], [], 0
+    leaves, ends, returns, masked, void = [], [], [], [], 0
     shaping = np.zeros(len(tree))
+    branches = np.bincount(parent[1:], minlength=len(tree))
     trained = np.zeros(len(tree), np.bool_)
     for leaf in tree.leaves:
         stop = tree[leaf].stop
@@ -304,9 +307,11 @@ def read_paths(tree: Tree, rule: str, truncated: Truncated) -> Paths:
             void += 1
             continue
         path = tree.path(leaf)
-        shaping[leaf] = tree[leaf].metrics.get(SHAPING, 0.0)
+        added = tree[leaf].metrics.get(SHAPING, 0.0)
         leaves.append(leaf)
-        returns.append(_path_return(tree, rule, leaf, reward[path], shaping[leaf], needed=not stop.is_budget))
+        ends.append(_end(leaf, parent, kind, branches))
+        shaping[ends[-1]] += added
+        returns.append(_path_return(tree, rule, leaf, reward[path], added, needed=not stop.is_budget))
         masked.append(truncated == "mask" and was_cut(tree, leaf))
         if not masked[-1]:
             trained[path] = True
@@ -316,12 +321,23 @@ def read_paths(tree: Tree, rule: str, truncated: Truncated) -> Paths:
         parent=parent.tolist(),
         reward=np.nan_to_num(reward, nan=0.0) + shaping,
         leaves=leaves,
+        ends=ends,
         returns=np.array(returns, np.float64),
         masked=np.array(masked, np.bool_),
         trained=trained & (kind != Kind.OBSERVATION),
         is_action=kind != Kind.OBSERVATION,
         void=void,
     )
+
+
+def _end(leaf: int, parent: IntArray, kind: IntArray, branches: npt.NDArray[np.int64]) -> int:
+    """The last action on the path to `leaf`: a budget cuts behind an observation. `leaf`, where another path shares it."""
+    node = leaf
+    while kind[node] == Kind.OBSERVATION:
+        node = int(parent[node])
+        if node < 0 or branches[node] > 1:
+            return leaf
+    return node
 
 
 def was_cut(tree: Tree, leaf: int) -> bool:

@@ -50,6 +50,9 @@ def murphy(
     """
     paths = read_paths(tree, "murphy", truncated)
     ends = np.array([node.reward is not None and node.is_action for node in tree], np.bool_)
+    ends[[end for end in paths.ends if tree[end].is_action]] = (
+        True  # an attempt that was cut has ended as well
+    )
     worth, advantage = _worth(paths, ends, backup, gamma), np.zeros(len(tree))
     for node, below in enumerate(paths.children()):
         if len(below) > 1:
@@ -65,7 +68,12 @@ def _worth(paths: Paths, ends: npt.NDArray[np.bool_], backup: str, gamma: float)
     for node in range(1, len(ends)):
         attempt[node] += attempt[paths.parent[node]]
     last = max((int(attempt[leaf]) for leaf in paths.leaves), default=0)
-    for node, below in reversed(list(enumerate(paths.children()))):
+    attempted = ends.copy()
+    for node, children in reversed(list(enumerate(paths.children()))):
+        below = [
+            child for child in children if attempted[child]
+        ]  # behind a cut comes an observation and no attempt
+        attempted[node] |= bool(below)
         own = paths.reward[node] if ends[node] else 0.0
         if not below:
             out[node] = own

@@ -15,8 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from turngym.errors import CreditError
-from turngym.trainers.credit.base import Array, Credit, Paths, Truncated, read_paths
+from turngym.trainers.credit.base import Array, Credit, Paths
 from turngym.trainers.credit.batch import whiten as whitened
+from turngym.trainers.credit.turns import Cut, paths_up_to_cuts, values_at_cuts
 from turngym.trainers.options import Positive, Share, checked
 from turngym.tree import Tree
 
@@ -31,7 +32,13 @@ def adaptive_lambda(length: int, alpha: float = 1.5) -> float:
 
 
 def token_gae(
-    rewards: Array, values: Array, sampled: npt.NDArray[np.bool_], *, gamma: float = 1.0, lam: float
+    rewards: Array,
+    values: Array,
+    sampled: npt.NDArray[np.bool_],
+    *,
+    gamma: float = 1.0,
+    lam: float,
+    after: float = 0.0,
 ) -> Array:
     """`(T,)` GAE over the sampled tokens of one path; 0 at the others, which carry nothing.
 
@@ -43,13 +50,14 @@ def token_gae(
         sampled: `(T,)` True where the policy sampled.
         gamma: discount a token.
         lam: λ.
+        after: V behind the last token: 0 at an end, the critic's value where the path was cut.
 
     >>> values, sampled = np.array([0.2, 0.4, 9.0, 0.6]), np.array([True, True, False, True])
     >>> token_gae(np.array([0.0, 0.0, 9.0, 1.0]), values, sampled, lam=0.9).round(3).tolist()
     [0.704, 0.56, 0.0, 0.4]
     """
     out = np.zeros(len(rewards))
-    following = value_after = 0.0
+    following, value_after = 0.0, after
     for t in np.flatnonzero(sampled)[::-1]:
         following = rewards[t] + gamma * value_after - values[t] + gamma * lam * following
         out[t], value_after = following, values[t]
@@ -63,7 +71,7 @@ def sao(
     gamma: Share = 1.0,
     alpha: Positive = 1.5,
     whiten: bool = True,
-    truncated: Truncated = "mask",
+    truncated: Cut = "mask",
 ) -> list[Credit]:
     """`token_gae` on each path with λ = 1 − 1/(α · sampled tokens of the path); a shared action gets the mean.
 
@@ -78,19 +86,23 @@ def sao(
         gamma: discount a token.
         alpha: α.
         whiten: put the batch on one scale; without it, advantages are in units of the reward.
-        truncated: what to do with paths that a budget of ours cut.
+        truncated: what to do with paths that a budget of ours cut; "bootstrap", as the paper does, trains them and takes
+            `metrics["value"]` of the observation where they were cut as what would have come.
 
     Raises:
         CreditError: for a path without a stop or a reward, or an action without a finite value before each sampled
             token.
     """
-    batch = [read_paths(tree, "sao", truncated) for tree in trees]
-    credits = [paths.credit(_estimate(paths, gamma, lambda n: adaptive_lambda(n, alpha))) for paths in batch]
+    batch = [paths_up_to_cuts(tree, "sao", truncated) for tree in trees]
+    credits = [
+        paths.credit(_estimate(paths, gamma, lambda n: adaptive_lambda(n, alpha), truncated))
+        for paths in batch
+    ]
     return whitened(trees, credits) if whiten else credits
 
 
 def token_returns(
-    tree: Tree, *, gamma: float = 1.0, lam: float = 1.0, truncated: Truncated = "mask"
+    tree: Tree, *, gamma: float = 1.0, lam: float = 1.0, truncated: Cut = "mask"
 ) -> dict[int, Array]:
     """What a critic is fitted to: the λ-return before each sampled token of each trained action, by node index.
 
@@ -106,14 +118,15 @@ def token_returns(
     Raises:
         CreditError: as `sao`.
     """
-    paths = read_paths(tree, "token_returns", truncated)
-    advantages = _estimate(paths, gamma, lambda _: lam)
+    paths = paths_up_to_cuts(tree, "token_returns", truncated)
+    advantages = _estimate(paths, gamma, lambda _: lam, truncated)
     return {node: _values(paths, node) + own for node, own in advantages.items()}
 
 
-def _estimate(paths: Paths, gamma: float, lam: Callable[[int], float]) -> dict[int, Array]:
+def _estimate(paths: Paths, gamma: float, lam: Callable[[int], float], truncated: Cut) -> dict[int, Array]:
     """`(T,)` A of each trained action, where `lam(sampled tokens of the path)` is λ."""
     tree = paths.tree
+    cut = values_at_cuts(paths) if truncated == "bootstrap" else {}
     guess = {int(node): _values(paths, int(node)) for node in np.flatnonzero(paths.trained)}
     total = {node: np.zeros(len(tree[node].ids)) for node in guess}
     count = dict.fromkeys(guess, 0)
@@ -125,7 +138,10 @@ def _estimate(paths: Paths, gamma: float, lam: Callable[[int], float]) -> dict[i
         rewards = [_at_last(mask, paths.reward[node]) for mask, node in zip(sampled, nodes, strict=True)]
         mask = np.concatenate(sampled)
         values = np.concatenate([guess[node] for node in nodes])
-        own = token_gae(np.concatenate(rewards), values, mask, gamma=gamma, lam=lam(int(mask.sum())))
+        to_come = cut.get(leaf, 0.0)
+        own = token_gae(
+            np.concatenate(rewards), values, mask, gamma=gamma, lam=lam(int(mask.sum())), after=to_come
+        )
         ends = np.cumsum([len(m) for m in sampled])[:-1]
         for node, piece in zip(nodes, np.split(own, ends), strict=True):
             total[node] += piece

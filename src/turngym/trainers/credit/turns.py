@@ -73,7 +73,7 @@ def turn_gae(tree: Tree, *, gamma: Share = 0.99, lam: Share = 0.9, truncated: Cu
     Raises:
         CreditError: for a path without a stop or a reward, or a state without a finite value.
     """
-    paths = _paths(tree, "turn_gae", truncated)
+    paths = paths_up_to_cuts(tree, "turn_gae", truncated)
     return paths.credit(paths.walk_weights() * _estimate(paths, gamma, lam, truncated))
 
 
@@ -95,7 +95,7 @@ def state_returns(
     Raises:
         CreditError: as `turn_gae`.
     """
-    paths = _paths(tree, "state_returns", truncated)
+    paths = paths_up_to_cuts(tree, "state_returns", truncated)
     advantage = _estimate(paths, gamma, lam, truncated)
     taken = [[child for child in below if paths.trained[child]] for below in paths.heard()]
     return {
@@ -105,13 +105,14 @@ def state_returns(
     }
 
 
-def _paths(tree: Tree, rule: str, truncated: Cut) -> Paths:
+def paths_up_to_cuts(tree: Tree, rule: str, truncated: Cut) -> Paths:
+    """`read_paths`, where a path that goes on from its cut is trained like any other."""
     return read_paths(tree, rule, "mask" if truncated == "mask" else "fail")
 
 
 def _estimate(paths: Paths, gamma: float, lam: float, truncated: Cut) -> Array:
     """`(N,)` A of each trained action, 0 elsewhere."""
-    cut = _values_at_cuts(paths) if truncated == "bootstrap" else {}
+    cut = values_at_cuts(paths) if truncated == "bootstrap" else {}
     size = len(paths.parent)
     advantage, following, value_after = np.zeros(size), np.zeros(size), np.zeros(size)
     value_after[list(cut)] = list(cut.values())
@@ -126,7 +127,7 @@ def _estimate(paths: Paths, gamma: float, lam: float, truncated: Cut) -> Array:
     return advantage
 
 
-def _values_at_cuts(paths: Paths) -> dict[int, float]:
+def values_at_cuts(paths: Paths) -> dict[int, float]:
     """V at the leaf of each path that was cut before it succeeded."""
     cut = [leaf for leaf in paths.leaves if was_cut(paths.tree, leaf)]
     what = "the critic's value of the state where the path was cut"
