@@ -22,8 +22,10 @@ from turngym.trainers.inputs import Totals
 from turngym.trainers.learner import Learner
 from turngym.trainers.losses import CORRECTIONS, LOSSES
 from turngym.trainers.rows import rows_of
+from turngym.trainers.schedule import minibatches
 from turngym.trainers.warmup import demonstrate
 from turngym.tree import Tree
+from turngym.types import StopReason
 
 WIDE = {"clip_low": 0.9, "clip_high": 9.0}
 TEACHER = "local:sprout"
@@ -68,8 +70,14 @@ def configured(case: str) -> LossConfig:
     return replace(config, teacher=TEACHER) if case in DISTILLED else config
 
 
-def trees(count: int = 3) -> list[Tree]:
-    return [random_tree([0, 1, 1, 2, 0, 3, 4, 4], seed) for seed in range(count)]
+FORKED, APART = [0, 1, 1, 2, 0, 3, 4, 4], [0, 1, 2, 0, 4, 0, 6, 7]
+"""Parents of actions: some that several rollouts share, or none."""
+OF_ROLLOUTS = ("gspo", "tbpo", "sequence_tis", "mis", "geometric_rejection", "k3_rejection")
+"""What looks at each rollout as a whole."""
+
+
+def trees(count: int = 3, case: str = "") -> list[Tree]:
+    return [random_tree(APART if case in OF_ROLLOUTS else FORKED, seed) for seed in range(count)]
 
 
 @pytest.mark.usefixtures("any_teacher")
@@ -84,7 +92,7 @@ def test_every_loss_trains_and_no_cut_or_layout_changes_it(case: str) -> None:
     }.items():
         learner = taught(configured(case), **options)
         learner.optimiser.step = lambda closure=None: None  # type: ignore[assignment,method-assign]
-        statistics = learner.update(trees())
+        statistics = learner.update(trees(case=case))
         results[name] = statistics, {n: p.grad for n, p in learner.model.named_parameters()}
     statistics, gradients = results.pop("whole")
     assert statistics["learner/grad_norm"] > 0
@@ -101,7 +109,7 @@ def test_every_correction_weighs_whole_batches(name: str) -> None:
     norms = []
     for micro in (10_000, 30):
         learner = taught(config, micro_tokens=micro)
-        statistics = learner.update(trees())
+        statistics = learner.update(trees(case=name))
         assert {"correction/mean", "correction/max"} <= statistics.keys()
         norms.append(statistics["learner/grad_norm"])
     assert norms[0] == pytest.approx(norms[1], rel=1e-6)
@@ -117,18 +125,93 @@ def test_the_proximal_policy_is_the_one_at_the_start_of_the_update() -> None:
 
 def test_an_average_of_the_weights_follows_and_is_corrected_for_its_start() -> None:
     weight = torch.nn.Parameter(torch.tensor([1.0]))
-    average = Average("model", [weight], 0.5)
+    dropout = torch.nn.Dropout()
+    average = Average(dropout, [weight], 0.5)
     with average() as model:
-        assert model == "model"
+        assert model is dropout
+        assert not dropout.training
         assert weight.tolist() == [1.0]
+    assert dropout.training
     weight.data = torch.tensor([4.0])
     average.step()
     with average():
         assert weight.tolist() == [3.0]  # (0.5 · 0.5 · 1 + 0.5 · 4) / 0.75
     assert weight.tolist() == [4.0]
-    other = Average("model", [torch.nn.Parameter(torch.tensor([9.0]))], 0.5)
+    other = Average(dropout, [torch.nn.Parameter(torch.tensor([9.0]))], 0.5)
     other.load(average.state())
     assert other._sums == average._sums
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        LossConfig(aggregation="sequence_mean"),
+        LossConfig(name="gspo"),
+        LossConfig(name="tbpo"),
+        *(LossConfig(proximal="start", correction=name) for name in OF_ROLLOUTS[2:]),
+    ],
+    ids=lambda config: config.correction or config.name,
+)
+def test_what_looks_at_whole_rollouts_refuses_actions_that_several_share(config: LossConfig) -> None:
+    learner = taught(config)
+    with pytest.raises(TreeError, match="t0: action 1 belongs to several rollouts"):
+        learner.update(trees())
+    learner.update([random_tree(APART, 0)])
+
+
+def test_a_tree_without_credit_is_refused_and_one_whose_paths_were_all_cut_is_not() -> None:
+    scored, unscored, cut = trees()
+    for node in (*unscored, *cut):
+        if node.is_action:
+            node.advantage = None
+    for leaf in cut.leaves:
+        cut[leaf].stop = StopReason.TURNS
+    learner = taught(LossConfig())
+    with pytest.raises(TreeError, match="t1: no action has an advantage"):
+        learner.update([scored, unscored])
+    assert learner.update([scored, cut])["learner/rows"] > 0
+
+
+def test_the_contexts_of_a_rollout_are_in_one_mini_batch() -> None:
+    """As `sequence_mean` needs it: its weight is the same however the batch is cut."""
+    long = random_tree([0, 1, 2, 3, 4, 5, 6, 7], 3)  # one rollout that restarts its context
+    assert len(rows_of([long], renderer_hash=HASH)) > 1
+    short = [random_tree([0], seed) for seed in range(10, 17)]
+    for seed in range(3):
+        rows = rows_of([long, *short], renderer_hash=HASH)
+        batches = minibatches(rows, 4, np.random.default_rng(seed))
+        assert len(batches) == 4
+        assert sum(any(row.rollout_id == "t3" for row in batch) for batch in batches) == 1
+
+
+@pytest.mark.parametrize("config", [LossConfig(kl=0.1), LossConfig(proximal="average")])
+def test_anchors_begin_where_training_begins(config: LossConfig) -> None:
+    """Not where the model was before a warm-up taught it."""
+    learner = taught(config)
+    with torch.no_grad():
+        for parameter in learner.parameters:
+            parameter.add_(0.5)
+    learner.begin_here()
+    statistics = learner.update(trees())
+    if config.kl:
+        assert statistics["kl/reference_k3"] == pytest.approx(0, abs=1e-9)
+        other = taught(config)
+        other.load(learner.state())
+        for mine, theirs in zip(learner._reference._kept, other._reference._kept, strict=True):
+            assert torch.equal(mine, theirs)
+    else:
+        assert statistics["ratio/max"] == pytest.approx(1, abs=1e-5)
+
+
+@pytest.mark.parametrize("name", ["p3o", "ais"])
+def test_rows_without_an_advantage_stay_where_others_read_them(name: str) -> None:
+    config = LossConfig(name=name) if name == "p3o" else LossConfig(proximal="start", correction=name)
+    batch = trees(case="mis")
+    for node in batch[0]:
+        if node.is_action:
+            node.advantage = 0.0
+    rows = taught(config).update(batch)["learner/rows"]
+    assert rows > taught(LossConfig()).update(batch)["learner/rows"]
 
 
 def test_a_mean_over_rollouts_weighs_each_the_same_and_refuses_shared_actions() -> None:
@@ -277,7 +360,9 @@ def test_a_gradient_that_is_not_finite_is_traced_to_its_tree() -> None:
         return logits
 
     learner._target_logits = steep  # type: ignore[method-assign]
-    with pytest.raises(HarnessFault, match=r"norm is (nan|inf) at update 0, from t2: nothing was changed"):
+    with pytest.raises(
+        HarnessFault, match=r"norm is (nan|inf) at update 0, from t2: this step was not taken"
+    ):
         learner.update([good, bad])
     assert all(torch.equal(a, b) for a, b in zip(before, learner.parameters, strict=True))
 
