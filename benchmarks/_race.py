@@ -67,16 +67,17 @@ class Race:
         return np.linspace(0, self.env_steps, 49)
 
     def _run_one(self, rule: str, seed: int, folder: Path) -> np.ndarray:
-        if not (folder / "summary.json").is_file():
-            settings = [
-                f"run.env_steps={self.env_steps}",
-                "run.updates=1000",
-                "run.checkpoint_every=1000",
-                "run.keep_trees_every=0",
-                *self.common,
-                *self.runs[rule],
-                f"run.seed={seed}",
-            ]
+        settings = [
+            f"run.env_steps={self.env_steps}",
+            "run.updates=1000",
+            "run.checkpoint_every=1000",
+            "run.keep_trees_every=0",
+            *self.common,
+            *self.runs[rule],
+            f"run.seed={seed}",
+        ]
+        summary, asked = folder / "summary.json", folder / "settings.json"
+        if not summary.is_file():
             flags = [part for setting in settings for part in ("--set", setting)]
             command = [sys.executable, "-m", "turngym", "train", self.recipe]
             subprocess.run(
@@ -84,6 +85,11 @@ class Race:
                 check=True,
                 env=os.environ | {"OMP_NUM_THREADS": "1"},
             )
+            asked.write_text(json.dumps([self.recipe, *settings], indent=1))
+        elif not asked.is_file() or json.loads(asked.read_text()) != [self.recipe, *settings]:
+            sys.exit(f"{folder} was run with other settings: remove it, or choose another --out")
+        if json.loads(summary.read_text())["reason"] != "done":
+            sys.exit(f"{folder} was not run to its end: remove it")
         lines = (folder / "metrics.jsonl").read_text().splitlines()
         metrics: list[dict[str, Any]] = [json.loads(line) for line in lines]
         points = [(m["progress/env_steps"], m["eval/success"]) for m in metrics if "eval/success" in m]
@@ -96,10 +102,13 @@ class Race:
         first, reference = (_first_reach(curves[name].mean(0), level, self.grid) for name in (rule, BASELINE))
         return first / reference
 
-    def reached(self, curves: Mapping[str, np.ndarray]) -> dict[str, float]:
-        """`steps_ratio` of every other rule that came to the baseline's final success."""
-        ratios = {rule: self.steps_ratio(curves, rule) for rule in curves if rule != BASELINE}
-        return {rule: ratio for rule, ratio in ratios.items() if np.isfinite(ratio)}
+    def ratios(self, curves: Mapping[str, np.ndarray]) -> dict[str, float]:
+        """`steps_ratio` of every other rule; where it never came to the baseline's final success, what it is above:
+        all env steps over those of the baseline."""
+        out = {rule: self.steps_ratio(curves, rule) for rule in curves if rule != BASELINE}
+        own = curves[BASELINE].mean(0)
+        bound = self.env_steps / _first_reach(own, own[-1], self.grid)
+        return {rule: ratio if np.isfinite(ratio) else bound for rule, ratio in out.items()}
 
     def table(self, curves: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
         """A row for every rule; what it is `beside` the baseline are differences of the same seeds."""

@@ -37,9 +37,8 @@ RACE = Race(
 def main() -> None:
     arguments = parse_arguments(__doc__, seeds=3, name="learning", plot="learning.png")
     curves = RACE.run(arguments.seeds, arguments.out)
-    figures = {f"steps_ratio_{rule}": ratio for rule, ratio in RACE.reached(curves).items()}
-    if figures:
-        figures["steps_ratio_best"] = min(figures.values())
+    figures = {f"steps_ratio_{rule}": ratio for rule, ratio in RACE.ratios(curves).items()}
+    figures["steps_ratio_best"] = min(figures.values())
     figures |= {f"final_success_{rule}": float(values[:, -1].mean()) for rule, values in curves.items()}
     plot([(RACE, curves)], arguments.plot)
     report(RACE.heading(arguments.seeds), RACE.table(curves), figures, arguments.json)

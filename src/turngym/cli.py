@@ -55,8 +55,20 @@ Limits = Annotated[
 ]
 Temperature = Annotated[float, typer.Option(help="Of sampling; 0 is greedy.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress display.")]
+
+
+def _with_folder(path: Path | None) -> Path | None:
+    """Said before the work, not after it."""
+    if path is not None and not path.parent.is_dir():
+        raise typer.BadParameter(f"there is no folder {path.parent}: make it first")
+    return path
+
+
 JsonFile = Annotated[
-    Path | None, typer.Option("--json", metavar="FILE", help='Write {"figures": {name: number}} there.')
+    Path | None,
+    typer.Option(
+        "--json", metavar="FILE", callback=_with_folder, help='Write {"figures": {name: number}} there.'
+    ),
 ]
 _POLICY_HELP = "scripted:oracle, scripted:random, scripted:epsilon?epsilon=0.3, local:sprout, local:./folder, local:org/name"
 
@@ -116,7 +128,7 @@ def list_command(
 def play(
     env: EnvId,
     policy: Annotated[str, typer.Option(help=f"human, {_POLICY_HELP}.")] = "scripted:oracle",
-    seed: Annotated[int, typer.Option(help="Of the episode and of the policy.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Of the episode and of the policy.")] = 0,
     option: Options = None,
     budget: Limits = None,
     temperature: Temperature = 1.0,
@@ -152,7 +164,7 @@ def play(
 def check(
     env: EnvId,
     option: Options = None,
-    seed: Annotated[int, typer.Option(help="Everything that is tried follows from it.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Everything that is tried follows from it.")] = 0,
     turns: Annotated[int, typer.Option(min=1, help="Turns of an episode that is forked at every turn.")] = 12,
     actions: Annotated[int, typer.Option(min=1, help="How many random and how many hostile actions.")] = 100,
     as_json: Annotated[bool, typer.Option("--json", help="The report as JSON on standard output.")] = False,
@@ -189,7 +201,7 @@ def eval_command(
         str | None,
         typer.Option(help="Fold of the tasks. By default test, where the environment keeps folds."),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Root of every random number.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Root of every random number.")] = 0,
     compare: Annotated[
         str | None, typer.Option(metavar="POLICY", help="A second policy, on the same tasks.")
     ] = None,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from turngym.errors import ConfigError, unknown_name
 
@@ -61,7 +62,7 @@ def call_with(
 
     Raises:
         UnknownName: for an option that `factory` does not have, naming the nearest.
-        ConfigError: for an option that it needs and did not get.
+        ConfigError: for an option that it needs and did not get, or a value that its hint does not allow.
     """
     parameters = inspect.signature(factory).parameters.values()
     known = {p.name: p for p in parameters if p.kind is p.KEYWORD_ONLY}
@@ -73,4 +74,64 @@ def call_with(
     missing = [p.name for p in known.values() if p.default is p.empty and p.name not in options]
     if missing:
         raise ConfigError(f"{what} needs the option {missing[0]!r}: write it as {missing[0]}=value")
+    check_values(factory, options, what=what)
     return factory(*given, **options)
+
+
+def check_values(function: Callable[..., Any], options: Mapping[str, Any], *, what: str) -> None:
+    """Refuse values that the type hints of `function` do not allow; a parameter without a hint takes anything.
+
+    Args:
+        function: with type hints, whose ranges stand in them as pydantic fields.
+        options: names to values.
+        what: what they are options of, for the message.
+
+    Raises:
+        UnknownName: for a word that is not among the choices.
+        ConfigError: for a value of another type or out of range.
+    """
+    hints = _hints(function)
+    for option, value in options.items():
+        if option in hints:
+            _check(what, hints[option], option, value)
+
+
+@functools.cache
+def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+    try:
+        return get_type_hints(inspect.unwrap(function), include_extras=True)
+    except Exception:  # noqa: BLE001 - a stranger's hints may name what is not there at run time
+        return {}
+
+
+@functools.cache
+def _adapter(hint: Any) -> Any:
+    """What pydantic checks `hint` with; None where it does not know how."""
+    from pydantic import ConfigDict, TypeAdapter  # noqa: PLC0415
+    from pydantic.errors import PydanticUserError  # noqa: PLC0415
+
+    for config in (
+        ConfigDict(arbitrary_types_allowed=True),
+        None,
+    ):  # some types bring a configuration of their own
+        try:
+            return TypeAdapter(hint, config=config)
+        except PydanticUserError:
+            continue
+    return None
+
+
+def _check(where: str, hint: Any, option: str, value: object) -> None:
+    from pydantic import ValidationError  # noqa: PLC0415 - `import turngym` stays cheap
+
+    adapter = _adapter(hint)
+    if adapter is None:
+        return
+    # TOML and JSON have lists only, where a hint may say tuple.
+    strict = not isinstance(value, (list, tuple, Mapping))
+    try:
+        adapter.validate_python(value, strict=strict)
+    except ValidationError as error:
+        if get_origin(hint) is Literal:
+            raise unknown_name(f"{option} of {where}", str(value), get_args(hint)) from error
+        raise ConfigError(f"{where}: {option} = {value!r}: {error.errors()[0]['msg']}") from error

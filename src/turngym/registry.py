@@ -234,7 +234,14 @@ def make(env_id: str, **options: Any) -> TurnEnv:
 
     module, _, bare_id = env_id.rpartition(":")
     if module:
-        importlib.import_module(module)
+        try:
+            importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+                raise  # the module is there, and misses another one
+            raise UnknownName(
+                f"no module {error.name!r}, which {env_id!r} names before the colon: install it, or correct the name"
+            ) from error
     entry = _find(bare_id)
     env = gymnasium.make(bare_id, disable_env_checker=True, **options).unwrapped
     if not isinstance(env, TurnEnv):

@@ -19,12 +19,13 @@ import math
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar
 from weakref import WeakSet
 
 import numpy as np
 
 from turngym.errors import ConfigError, unknown_name
+from turngym.options import check_values
 from turngym.tree import Kind, Tree
 from turngym.types import Outcome
 
@@ -236,15 +237,10 @@ def make_plan(name: str, **options: Any) -> Plan:
     if name not in PLANS:
         raise unknown_name("branching plan", name, PLANS)
     known = [p.name for p in inspect.signature(PLANS[name]).parameters.values() if p.kind is p.KEYWORD_ONLY]
-    hints = get_type_hints(PLANS[name])
-    for option, value in options.items():
+    for option in options:
         if option not in known:
             raise unknown_name(f"option of plan {name!r}", option, known)
-        wanted = (int, float) if hints[option] is float else hints[option]
-        if isinstance(value, bool) or not isinstance(value, wanted):
-            raise ConfigError(
-                f"option {option} of plan {name!r} must be {hints[option].__name__}, got {value!r}"
-            )
+    check_values(PLANS[name], options, what=f"plan {name!r}")
     plan = partial(PLANS[name], **options)
     # A plan checks its options before its first decision, and that one needs no tree.
     next(plan(Tree(task_id=name, rollout_id=name), Purse(TreeBudget()), np.random.default_rng(0)))

@@ -7,6 +7,7 @@ the environment itself (scripts, oracles) read the optional `Turn` instead and i
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
@@ -36,9 +37,9 @@ class SampleParams:
     def __post_init__(self) -> None:
         if self.max_tokens < 1:
             raise ConfigError(f"max_tokens must be at least 1, got {self.max_tokens}")
-        if self.temperature < 0 or not 0 < self.top_p <= 1 or self.top_k < 0:
+        if not 0 <= self.temperature < math.inf or not 0 < self.top_p <= 1 or self.top_k < 0:
             raise ConfigError(
-                f"need temperature ≥ 0, 0 < top_p ≤ 1, top_k ≥ 0; got {self.temperature}, {self.top_p}, {self.top_k}"
+                f"need a finite temperature ≥ 0, 0 < top_p ≤ 1, top_k ≥ 0; got {self.temperature}, {self.top_p}, {self.top_k}"
             )
 
 

@@ -37,9 +37,13 @@ from turngym.envs.episode import (
 from turngym.envs.spaces import Utf8Text
 from turngym.envs.state import state_digest
 from turngym.errors import ConfigError, EnvFault, ForkDiverged, TurngymError, unknown_name
+from turngym.options import check_values
 from turngym.types import Reply
 
 Step = tuple[str, float, bool, bool, dict[str, Any]]
+
+
+_NO_FOLDS = {"fold": "It keeps no folds: train on it with tasks.folds = false."}
 
 
 class TurnEnv(gymnasium.Env[str, str]):
@@ -70,12 +74,13 @@ class TurnEnv(gymnasium.Env[str, str]):
     _runner: asyncio.Runner | None
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        """Remember the constructor's arguments, so that `fork` can make a sibling; refuse unknown ones."""
+        """Remember the constructor's arguments, so that `fork` can make a sibling; refuse unknown and impossible ones."""
         known = constructor_options(cls.__init__)
         if known is not None:
             for name in kwargs:
                 if name not in known:
-                    raise unknown_name(f"option of {cls.__name__}", name, known)
+                    raise unknown_name(f"option of {cls.__name__}", name, known, hint=_NO_FOLDS.get(name, ""))
+        check_values(cls.__init__, kwargs, what=cls.__name__)
         env = super().__new__(cls)
         env._arguments = (args, kwargs)
         env._episode = None

@@ -19,14 +19,16 @@ import json
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import closing
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from turngym.agents.branching import TreeBudget, make_plan
-from turngym.agents.loop import LoopOptions
+from turngym.agents.branching import TreeBudget, forks_inside, make_plan
+from turngym.agents.grow import make_env
+from turngym.agents.loop import LoopOptions, check_options
 from turngym.agents.policies import load_policy
 from turngym.agents.policies.local import LocalPolicy
 from turngym.agents.rollout.collect import collect
@@ -145,7 +147,10 @@ class Trainer:
         self.update = self.env_steps = self.policy_tokens = 0
         self.train_seconds = 0.0
         self.warmed = not (config.warmup.episodes or config.critic.warmup)
-        self._saved = -1
+        self._saved = self._evaluated = -1
+        self._untold: dict[str, float] = {}
+        with closing(make_env(self.train_tasks[0])) as env:
+            check_options(replace(self.options, snapshots=forks_inside(self.plan)), self.policy, env)
         self._restore(resume)
 
     # ------------------------------------------------------------------ the loop
@@ -157,18 +162,23 @@ class Trainer:
         try:
             first = await self._evaluate(await self._warm_up()) if self.update == 0 else None
             last = first
+            if first is None and self._evaluation_due():  # the run was stopped in it
+                last = await self._evaluate({})
             while not self._finished():
-                metrics = await self._cycle()
-                if self._finished() or self.update % run.evaluate_every == 0:
-                    last = await self._evaluate(metrics)
+                self._untold = await self._cycle()
+                if self._evaluation_due():
+                    last = await self._evaluate(self._untold)
                 else:
-                    self.events.on(Measured(self.update, metrics))
+                    self.events.on(Measured(self.update, self._untold))
+                self._untold = {}
                 if self._finished() or self.update % run.checkpoint_every == 0:
                     self._save()
             last = last or await self._evaluate({})
             self._save()  # a warm-up without updates has something to keep as well
         except asyncio.CancelledError:
             self.ledger.rollback()
+            if self._untold:
+                self.events.on(Measured(self.update, self._untold))
             if self.warmed:
                 self._save()
             self.events.on(RunEnded("interrupted"))
@@ -236,6 +246,11 @@ class Trainer:
     def _finished(self) -> bool:
         run = self.config.run
         return self.update >= run.updates or bool(run.env_steps and self.env_steps >= run.env_steps)
+
+    def _evaluation_due(self) -> bool:
+        """After this update, and not done yet."""
+        due = self._finished() or self.update % self.config.run.evaluate_every == 0
+        return due and self._evaluated < self.update
 
     async def _cycle(self) -> dict[str, float]:
         """One batch: grow, credit, update. Returns its metrics."""
@@ -318,6 +333,7 @@ class Trainer:
         self.policy.weights_changed(version=self.update)
         progress = {"progress/env_steps": float(self.env_steps), "time/eval_s": time.monotonic() - started}
         self.events.on(Measured(self.update, metrics | progress | evaluation.metrics()))
+        self._evaluated = self.update
         return evaluation
 
     # ------------------------------------------------------------------ checkpoints
@@ -337,6 +353,7 @@ class Trainer:
                 "policy_tokens": self.policy_tokens,
                 "train_seconds": self.train_seconds,
                 "warmed": self.warmed,
+                "evaluated": self._evaluated,
                 "ledger": self.ledger.state(),
                 "shaping": self.shaping.state(),
                 "config": self.config.to_mapping(),
@@ -369,7 +386,7 @@ class Trainer:
         self.shaping.load(counters["shaping"])
         self.update, self.env_steps = counters["update"], counters["env_steps"]
         self.policy_tokens, self.train_seconds = counters["policy_tokens"], counters["train_seconds"]
-        self.warmed = counters["warmed"]
+        self.warmed, self._evaluated = counters["warmed"], counters["evaluated"]
         self.policy.weights_changed(version=self.update)
         self._saved = self.update
         logger.info("resuming from %s", newest)

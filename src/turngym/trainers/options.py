@@ -10,11 +10,12 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Literal, ParamSpec, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ParamSpec, TypeVar
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field
 
-from turngym.errors import ConfigError, unknown_name
+from turngym.errors import unknown_name
+from turngym.options import check_values
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -27,23 +28,6 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 """A finite number above 0."""
 
 
-@functools.cache
-def _hints(function: Callable[..., Any]) -> dict[str, Any]:
-    """Hint of each keyword-only parameter."""
-    hints = get_type_hints(inspect.unwrap(function), include_extras=True)
-    parameters = inspect.signature(function).parameters.values()
-    return {p.name: hints[p.name] for p in parameters if p.kind is p.KEYWORD_ONLY}
-
-
-def _check(where: str, hint: Any, option: str, value: object) -> None:
-    try:
-        TypeAdapter(hint).validate_python(value, strict=True)
-    except ValidationError as error:
-        if get_origin(hint) is Literal:
-            raise unknown_name(f"{option} of {where}", str(value), get_args(hint)) from error
-        raise ConfigError(f"{where}: {option} = {value!r}: {error.errors()[0]['msg']}") from error
-
-
 def checked(function: Callable[P, R]) -> Callable[P, R]:
     """Make every call of `function` refuse options that its hints do not allow.
 
@@ -54,10 +38,7 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        hints = _hints(function)
-        for option, value in kwargs.items():
-            if option in hints:
-                _check(function.__name__, hints[option], option, value)
+        check_values(function, kwargs, what=function.__name__)
         return function(*args, **kwargs)
 
     return call
@@ -80,9 +61,10 @@ def bind(
     """
     if name not in functions:
         raise unknown_name(kind, name, functions)
-    hints = _hints(functions[name])
-    for option, value in options.items():
-        if option not in hints:
-            raise unknown_name(f"option of {kind} {name}", option, hints)
-        _check(f"{kind} {name}", hints[option], option, value)
+    parameters = inspect.signature(functions[name]).parameters.values()
+    known = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
+    for option in options:
+        if option not in known:
+            raise unknown_name(f"option of {kind} {name}", option, known)
+    check_values(functions[name], options, what=f"{kind} {name}")
     return functools.partial(functions[name], **options)

@@ -8,7 +8,8 @@
     summary.json         what it came to: before and after, with intervals
     checkpoints/         written by the training loop itself (`trainers.checkpoint`)
 
-A run that goes on from a checkpoint forgets the metrics that came after it, so no update stands twice.
+A run that goes on from a checkpoint forgets the metrics that came after it, so no update stands twice in
+`metrics.jsonl`. TensorBoard keeps what it was told: there the newer point of an update is the one that counts.
 """
 
 from __future__ import annotations
@@ -87,16 +88,25 @@ class RunFolder:
         if event.first_update and path.exists():
             self.history = History.read(path)
             self.history.cut(event.first_update)
-        with atomic_write(path) as file:
-            for update, row in self.history.rows.items():
-                file.write(_line(update, row))
+        self._rewrite()
         if self._tensorboard is not None:
             self._writer = self._tensorboard.Writer(str(self.folder / "tensorboard"))
 
+    def _rewrite(self) -> None:
+        with atomic_write(self.folder / "metrics.jsonl") as file:
+            for update, row in self.history.rows.items():
+                file.write(_line(update, row))
+
     def _measure(self, update: int, metrics: Mapping[str, float]) -> None:
+        again = (
+            update in self.history.rows
+        )  # a resumed run makes up for the evaluation in which it was stopped
         self.history.add(update, metrics)
-        with (self.folder / "metrics.jsonl").open("ab") as file:
-            file.write(_line(update, metrics))
+        if again:
+            self._rewrite()
+        else:
+            with (self.folder / "metrics.jsonl").open("ab") as file:
+                file.write(_line(update, metrics))
         if self._writer is not None:
             for key, value in metrics.items():
                 self._writer.add_scalar(key, value, step=update)
