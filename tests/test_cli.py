@@ -298,6 +298,20 @@ def test_a_fault_of_a_training_run_is_one_message(stand: Stand, capsys: pytest.C
             ["eval", "turngym/Corridor-v0", "--policy", "scripted:oracle", "--temperature", "-1"],
             "temperature",
         ),
+        (
+            ["eval", "turngym/Corridor-v0", "--policy", "scripted:oracle", "--temperature", "nan"],
+            "temperature",
+        ),
+        (["play", "turngym/Corridor-v0", "-o", "rooms=abc"], "Corridor: rooms = 'abc'"),
+        (["play", "turngym/Corridor-v0", "-o", "rooms=5.5"], "Corridor: rooms = 5.5"),
+        (["play", "turngym/GuessNumber-v0", "-o", "turn_reward=high"], "turn_reward = 'high'"),
+        (["play", "turngym/Corridor-v0", "-o", "fold=tset"], "Did you mean 'test'?"),
+        (["play", "turngym/Corridor-v0", "--policy", "local:sprout?max_slots=many"], "max_slots = 'many'"),
+        (["play", "nomod:turngym/Corridor-v0"], "no module 'nomod'"),
+        (
+            ["train", "demo", "--set", 'tasks.env="turngym/FrozenLake-v1"', "--set", "tasks.options={}"],
+            "tasks.folds = false",
+        ),
         (["train", "dmeo"], "Did you mean 'demo'?"),
         (["train", "no/such.toml"], "can't read the configuration"),
         (["train"], "turngym train --resume --out DIR"),
@@ -327,7 +341,12 @@ def test_bad_input_is_one_readable_message_and_exit_code_2(
 def test_usage_errors_have_exit_code_2_as_well(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("eval", "turngym/Corridor-v0") == 2
     assert "--policy" in capsys.readouterr().err
-    assert run("eval", "turngym/Corridor-v0", "--policy", "scripted:oracle", "--tasks", "0") == 2
+    oracle = ("eval", "turngym/Corridor-v0", "--policy", "scripted:oracle")
+    assert run(*oracle, "--tasks", "0") == 2
+    assert run(*oracle, "--seed", "-1") == 2
+    capsys.readouterr()
+    assert run(*oracle, "--json", "no/such/folder/figures.json") == 2
+    assert "no folder" in capsys.readouterr().err
     assert run("evla") == 2
 
 

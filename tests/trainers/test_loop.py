@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -16,13 +17,16 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from test_metrics_page import undefined
+from turngym.envs.base import Forking
 from turngym.envs.text.corridor import Corridor
 from turngym.errors import CheckpointError, ConfigError, EnvFault, HarnessFault, UnknownName
 from turngym.events import Event, Measured, RunEnded, TreesGrown
 from turngym.registry import register
 from turngym.trainers.config import TrainConfig
+from turngym.trainers.evaluate import Evaluation, evaluate
 from turngym.trainers.loop import Trainer, train
 from turngym.types import Reply
+from turngym.view.run_folder import RunFolder
 
 SMALL = [
     "run.updates=4",
@@ -73,6 +77,42 @@ def test_a_resumed_run_is_the_uninterrupted_run(tmp_path: Path) -> None:
     for update in (3, 4):
         assert comparable(straight.metrics()[update]) == comparable(second.metrics()[update])
     assert weights(tmp_path / "a", 2) != weights(tmp_path / "a", 4)
+
+
+def test_a_run_that_is_stopped_in_an_evaluation_makes_up_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def rows(folder: Path) -> list[dict[str, float]]:
+        lines = (folder / "metrics.jsonl").read_text().splitlines()
+        return [comparable(json.loads(line)) for line in lines]
+
+    def listeners(folder: Path) -> list[RunFolder]:
+        return [RunFolder(folder, curve=False, tensorboard=False, keep_trees_every=0)]
+
+    async def stopped_at_two(*args: Any, update: int, **kwargs: Any) -> Evaluation:
+        if update == 2:
+            raise asyncio.CancelledError
+        return await evaluate(*args, update=update, **kwargs)
+
+    straight, broken = tmp_path / "a", tmp_path / "b"
+    train(small(), folder=straight, listeners=listeners(straight))
+    with monkeypatch.context() as patch:
+        patch.setattr("turngym.trainers.loop.evaluate", stopped_at_two)
+        with pytest.raises(asyncio.CancelledError):
+            train(small(), folder=broken, listeners=listeners(broken))
+    assert [row["update"] for row in rows(broken)] == [0, 1, 2]
+    assert "eval/success" not in rows(broken)[2]
+    train(small(), folder=broken, listeners=listeners(broken), resume=True)
+    assert rows(broken) == rows(straight)
+    assert weights(straight, 4) == weights(broken, 4)
+
+
+def test_a_plan_that_the_environment_can_not_honour_is_refused_at_once(tmp_path: Path) -> None:
+    recorder = Recorder()
+    coin = ["rollout.plan=coin", "rollout.plan_options={roots=2, probability=0.5}"]
+    with pytest.raises(ConfigError, match="forking=none"):
+        train(small("tasks.env=turngym/TestNoForks-v0", *coin), folder=tmp_path, listeners=[recorder])
+    assert recorder.events == []
 
 
 def test_what_shaping_remembers_is_resumed(tmp_path: Path) -> None:
@@ -195,6 +235,13 @@ class Broken(Corridor):
 
 
 register("turngym/TestFragile-v0", f"{__name__}:Fragile", description="for tests")
+
+
+class NoForks(Corridor):
+    forking = Forking.NONE
+
+
+register("turngym/TestNoForks-v0", f"{__name__}:NoForks", description="for tests")
 register("turngym/TestBroken-v0", f"{__name__}:Broken", description="for tests")
 
 
