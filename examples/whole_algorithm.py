@@ -12,12 +12,13 @@ return below its siblings at the nearest fork above it (leave-one-out), weighted
 
 from __future__ import annotations
 
+import inspect
 import sys
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
 from turngym.agents.policies.loading import SPROUT
 from turngym.envs.text.corridor import Corridor
@@ -53,6 +54,8 @@ class Actor:
         self.tokenizer = AutoTokenizer.from_pretrained(SPROUT)
         self.model = AutoModelForCausalLM.from_pretrained(SPROUT, dtype=torch.float32)
         self.end = self.tokenizer.eos_token_id
+        known = inspect.signature(self.model.forward).parameters
+        self.cache_argument = "cache" if "cache" in known else "past_key_values"  # its older name
         self.dice = torch.Generator().manual_seed(0)
 
     def open(self, messages: list[dict[str, str]]) -> list[int]:
@@ -67,10 +70,9 @@ class Actor:
 
     @torch.no_grad()
     def sample(self, context: list[int]) -> list[int]:
-        ids, cache, fed = [], None, torch.tensor([context])
+        ids, fed, cached = [], torch.tensor([context]), {self.cache_argument: DynamicCache()}
         while len(ids) < MAX_TOKENS and (not ids or ids[-1] != self.end):
-            out = self.model(input_ids=fed, past_key_values=cache, use_cache=True)
-            cache = out.past_key_values
+            out = self.model(input_ids=fed, use_cache=True, **cached)
             chances = torch.softmax(out.logits[0, -1], -1)
             ids.append(int(torch.multinomial(chances, 1, generator=self.dice)))
             fed = torch.tensor([[ids[-1]]])

@@ -149,6 +149,8 @@ class Trainer:
         self.warmed = not (config.warmup.episodes or config.critic.warmup)
         self._saved = self._evaluated = -1
         self._untold: dict[str, float] = {}
+        self._void: list[Tree] = []
+        "trees of the last batch in which every path broke"
         with closing(make_env(self.train_tasks[0])) as env:
             check_options(replace(self.options, snapshots=forks_inside(self.plan)), self.policy, env)
         self._restore(resume)
@@ -239,8 +241,9 @@ class Trainer:
     def _commit(self, trees: Sequence[Tree], started: float) -> None:
         """Count what a batch has cost; its tasks are done."""
         self.ledger.commit()
-        self.env_steps += sum(int(tree.meta["env_steps"]) for tree in trees)
-        self.policy_tokens += sum(tree.sampled_tokens for tree in trees)
+        for tree in (*trees, *self._void):  # what broke has cost as much
+            self.env_steps += int(tree.meta["env_steps"])
+            self.policy_tokens += tree.sampled_tokens
         self.train_seconds += time.monotonic() - started
 
     def _finished(self) -> bool:
@@ -285,6 +288,7 @@ class Trainer:
         rollout = self.config.rollout
         trees: list[Tree] = []
         paths = faults = 0
+        self._void = []
         self.events.on(PhaseStarted("rollout"))
         for attempt in range(1 + rollout.retries):
             missing = rollout.trees - len(trees)
@@ -305,8 +309,8 @@ class Trainer:
                 # An environment that never started has cost a path as well.
                 void = [True] if tree is None else [tree.void(leaf) for leaf in tree.leaves]
                 paths, faults = paths + len(void), faults + sum(void)
-                if tree is not None and not all(void):
-                    trees.append(tree)
+                if tree is not None:
+                    (self._void if all(void) else trees).append(tree)
         if not trees or faults / paths > rollout.max_fault_share:
             raise HarnessFault(
                 f"update {self.update + 1}: {faults} of {paths} paths ended in faults, more than "

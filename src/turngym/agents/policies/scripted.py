@@ -1,8 +1,8 @@
 """Deterministic policies that need no model: oracle, random, mixtures of the two, and replay.
 
 They ship in the package, so that environments, trees, credit and evaluation are tested without a mock, and they
-make the demonstrations of the default model. Each names the true log-prob of what it chose, on the first token
-of the action (an action is chosen as one piece).
+make the demonstrations of the default model. Each names the log-prob of its choice, on the first token of the action
+(an action is chosen as one piece).
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ class Oracle(ScriptedPolicy):
 class Mixture(ScriptedPolicy):
     """Random with probability `epsilon`, optimal otherwise; `epsilon=1` is the random policy.
 
-    The recorded log-prob is that of the branch taken, `log ε` or `log (1 − ε)`: an upper bound of the action's own,
-    since a random draw may hit the optimal action as well.
+    The recorded log-prob is that of the branch taken, `log ε` or `log (1 − ε)`, and not that of the action: a random draw
+    has many outcomes, and the optimal action may be among them.
     """
 
     def __init__(self, epsilon: float, *, renderer: Renderer | None = None) -> None:
