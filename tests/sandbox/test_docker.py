@@ -345,3 +345,18 @@ def test_podmans_socket_is_spoken_to_alike(podman, tmp_path):
 
     assert inside(podman, body) == ("(1, 'f')", b"1000\n")
     assert containers() == []
+
+
+def test_an_engine_that_was_stopped_is_named_with_what_starts_it(monkeypatch, tmp_path):
+    class Stopped:
+        closed = False
+
+        def close(self):
+            self.closed = True
+
+    host = f"unix://{tmp_path}/docker.sock"
+    monkeypatch.setenv("DOCKER_HOST", host)
+    connection = Stopped()
+    monkeypatch.setattr(engine, "_clients", {(os.getpid(), host): connection})
+    assert "dockerd &" in Docker.unavailable()
+    assert connection.closed

@@ -115,6 +115,22 @@ def test_a_plan_that_the_environment_can_not_honour_is_refused_at_once(tmp_path:
     assert recorder.events == []
 
 
+@pytest.mark.parametrize(
+    ("settings", "key"),
+    [
+        (["credit.rule=pvpo"], "prior_value"),
+        (["credit.rule=otb"], "score_norm"),
+        (["credit.rule=ui_s1"], "match"),
+        (["credit.shaping.trusted_judge.weight=0.5"], "judge"),
+    ],
+)
+def test_credit_that_reads_what_nobody_writes_is_refused_at_once(
+    settings: list[str], key: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=rf"metrics\['{key}'\]"):
+        train(small("credit.options={}", *settings), folder=tmp_path)
+
+
 def test_what_shaping_remembers_is_resumed(tmp_path: Path) -> None:
     once = ["run.updates=1", "run.checkpoint_every=1", "run.evaluate_every=9", "tasks.held_out=2"]
     config = small(*once, "run.updates=2", "tasks.train=2", "credit.shaping.meds.by=actions")

@@ -47,8 +47,8 @@ from turngym.seeding import derive
 from turngym.tasks.task import procedural
 from turngym.trainers.checkpoint import must_match, newest_checkpoint, save_checkpoint
 from turngym.trainers.config import TrainConfig
-from turngym.trainers.credit import NEEDS_STATE_KEYS, apply, get_rule
-from turngym.trainers.credit.shaping import Shaping
+from turngym.trainers.credit import NEEDS_STATE_KEYS, apply, get_rule, must_be_written
+from turngym.trainers.credit.shaping import JUDGE, Shaping
 from turngym.trainers.critic import Critic, make_critic
 from turngym.trainers.evaluate import Evaluation, evaluate
 from turngym.trainers.learner import Learner
@@ -108,6 +108,7 @@ class Trainer:
         self.plan = make_plan(rollout.plan, **rollout.plan_options)
         self.rule = get_rule(config.credit.rule, **config.credit.options)
         self.shaping = Shaping(config.credit.shaping)
+        _refuse_unwritten(config)
         self.tree_budget = TreeBudget(
             leaves=rollout.leaves or None,
             policy_tokens=rollout.policy_tokens or None,
@@ -394,6 +395,24 @@ class Trainer:
         self.policy.weights_changed(version=self.update)
         self._saved = self.update
         logger.info("resuming from %s", newest)
+
+
+def _refuse_unwritten(config: TrainConfig) -> None:
+    """For what credit reads and nothing in a run writes.
+
+    Raises:
+        ConfigError: names the key.
+    """
+    credit = config.credit
+    for what, key in (
+        (f"credit rule {credit.rule}", must_be_written(credit.rule, credit.options)),
+        ("credit.shaping.trusted_judge", JUDGE if "trusted_judge" in credit.shaping else None),
+    ):
+        if key is not None:
+            raise ConfigError(
+                f"{what} reads metrics[{key!r}], which no part of this run writes: write it into trees of your own and call "
+                "trainers.credit.apply, or choose another one"
+            )
 
 
 _MAY_CHANGE = (

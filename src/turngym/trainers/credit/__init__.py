@@ -28,6 +28,7 @@ from turngym.trainers.credit.registry import (
     ReadsValues,
     apply,
     get_rule,
+    must_be_written,
     options_of,
 )
 from turngym.trainers.credit.tree_grpo import tree_grpo
@@ -53,6 +54,7 @@ __all__ = [
     "graph",
     "grpo",
     "lift",
+    "must_be_written",
     "options_of",
     "rloo",
     "tree_grpo",

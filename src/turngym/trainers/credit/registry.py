@@ -20,10 +20,10 @@ from turngym.trainers.credit.grpo import dr_grpo, grpo, rloo
 from turngym.trainers.credit.logo import logo
 from turngym.trainers.credit.median import mc_grpo
 from turngym.trainers.credit.murphy import murphy
-from turngym.trainers.credit.otb import otb
-from turngym.trainers.credit.prior import pvpo, v_half
+from turngym.trainers.credit.otb import SCORE_NORM, otb
+from turngym.trainers.credit.prior import PRIOR_VALUE, pvpo, v_half
 from turngym.trainers.credit.reinforce import reinforce_pp, reinforce_pp_baseline
-from turngym.trainers.credit.semi_online import ui_s1
+from turngym.trainers.credit.semi_online import MATCH, ui_s1
 from turngym.trainers.credit.strategies import unique
 from turngym.trainers.credit.subtrees import spo, trace, tree_po, tree_rl, tree_rpo
 from turngym.trainers.credit.tokens import sao
@@ -78,6 +78,9 @@ BATCH_RULES: Mapping[str, Callable[..., list[Credit]]] = MappingProxyType(
 NEEDS_STATE_KEYS = frozenset({"gigpo", "graph", "unique"})
 """Rules that look at the states that were reached; roll out with `LoopOptions.state_keys`."""
 
+_READS = {"pvpo": PRIOR_VALUE, "v_half": PRIOR_VALUE, "otb": SCORE_NORM, "ui_s1": MATCH}
+"""Rules that read what neither a rollout nor a critic writes, and its key in `node.metrics`."""
+
 RULES: Mapping[str, Callable[..., Any]] = MappingProxyType({**TREE_RULES, **BATCH_RULES})
 """Every credit rule by its name; options are the keyword-only parameters."""
 
@@ -117,6 +120,13 @@ def options_of(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """
     bound = inspect.signature(bind("credit rule", RULES, name, options))
     return {p.name: p.default for p in bound.parameters.values() if p.kind is p.KEYWORD_ONLY}
+
+
+def must_be_written(name: str, options: Mapping[str, Any]) -> str | None:
+    """The key in `node.metrics` that whoever uses the rule `name` has to write before it scores; None for most rules."""
+    if name == "otb" and options.get("norms") == "lower_bound":
+        return None
+    return _READS.get(name)
 
 
 def apply(rule: BatchRule, trees: Sequence[Tree]) -> dict[str, float]:
