@@ -134,4 +134,5 @@ def _check(where: str, hint: Any, option: str, value: object) -> None:
     except ValidationError as error:
         if get_origin(hint) is Literal:
             raise unknown_name(f"{option} of {where}", str(value), get_args(hint)) from error
-        raise ConfigError(f"{where}: {option} = {value!r}: {error.errors()[0]['msg']}") from error
+        said = "; or ".join(dict.fromkeys(each["msg"] for each in error.errors()))
+        raise ConfigError(f"{where}: {option} = {value!r}: {said}") from error

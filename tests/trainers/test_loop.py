@@ -111,7 +111,7 @@ def test_a_plan_that_the_environment_can_not_honour_is_refused_at_once(tmp_path:
     recorder = Recorder()
     coin = ["rollout.plan=coin", "rollout.plan_options={roots=2, probability=0.5}"]
     with pytest.raises(ConfigError, match="forking=none"):
-        train(small("tasks.env=turngym/TestNoForks-v0", *coin), folder=tmp_path, listeners=[recorder])
+        train(small("tasks.env=tests/NoForks-v0", *coin), folder=tmp_path, listeners=[recorder])
     assert recorder.events == []
 
 
@@ -257,7 +257,7 @@ class NoForks(Corridor):
     forking = Forking.NONE
 
 
-register("turngym/TestNoForks-v0", f"{__name__}:NoForks", description="for tests")
+register("tests/NoForks-v0", f"{__name__}:NoForks", description="for tests")
 register("turngym/TestBroken-v0", f"{__name__}:Broken", description="for tests")
 
 

@@ -57,7 +57,7 @@ def test_an_unknown_name_is_answered_with_the_nearest(spec: str, says: str) -> N
         ("local:", "written KIND:NAME"),
         ("", "written KIND:NAME"),
         ("scripted:epsilon", "needs the option 'epsilon'"),
-        ("scripted:epsilon?epsilon=much", "epsilon is a probability, got 'much'"),
+        ("scripted:epsilon?epsilon=much", "epsilon = 'much'"),
         ("scripted:epsilon?epsilon=1.5", "epsilon is a probability, got 1.5"),
         ("scripted:epsilon?0.3", "write name=value"),
     ],

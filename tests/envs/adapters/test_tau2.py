@@ -228,5 +228,5 @@ def test_what_does_not_exist_is_refused_by_name(make: Callable[..., Tau2]) -> No
         Tau2(domain="retial")  # type: ignore[arg-type]
     with pytest.raises(UnknownName, match="task of Tau2"):
         make(domain="airline", task="airline/500").reset(seed=0)
-    with pytest.raises(ConfigError, match="user is 'scripted' or an object"):
+    with pytest.raises(ConfigError, match=r"user = 'gpt': Input should be 'scripted'; or .*SimulatedUser"):
         Tau2(domain="airline", user="gpt")  # type: ignore[arg-type]

@@ -25,7 +25,6 @@ from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 from turngym.envs.adapters.worker import Overrun, WorkerSlot
 from turngym.envs.adapters.worker_env import Shown, WorkerEnv, describe, read_message, write_message
 from turngym.envs.adapters.worker_venv import Pins
-from turngym.errors import ConfigError, unknown_name
 from turngym.types import Message, Reply
 
 DOMAINS = ("airline", "retail", "telecom")
@@ -106,12 +105,6 @@ class Tau2(WorkerEnv):
         render_mode: str | None = None,
     ) -> None:
         super().__init__(task=task, max_turns=max_turns, render_mode=render_mode)
-        if domain not in DOMAINS:
-            raise unknown_name("domain of tau2", domain, DOMAINS)
-        if user != "scripted" and not isinstance(user, SimulatedUser):
-            raise ConfigError(
-                f"user is 'scripted' or an object with an async reply(messages, seed=), not {user!r}"
-            )
         self.domain, self.user = domain, user
 
     def task_options(self) -> dict[str, Any]:
