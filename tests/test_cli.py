@@ -312,6 +312,10 @@ def test_a_fault_of_a_training_run_is_one_message(stand: Stand, capsys: pytest.C
             ["train", "demo", "--set", 'tasks.env="turngym/FrozenLake-v1"', "--set", "tasks.options={}"],
             "tasks.folds = false",
         ),
+        (
+            ["eval", "turngym/Corridor-v0", "--policy", "local:sprout", "--budget", "turn_tokens=3000"],
+            "a longer window",
+        ),
         (["train", "dmeo"], "Did you mean 'demo'?"),
         (["train", "no/such.toml"], "can't read the configuration"),
         (["train"], "turngym train --resume --out DIR"),

@@ -136,6 +136,7 @@ def play(
     """Watch a policy play one episode, or play it yourself (--policy human)."""
     import asyncio
 
+    from turngym.agents.loop import check_first_prompt
     from turngym.agents.policies import load_policy
     from turngym.registry import make
     from turngym.view.console import stdout
@@ -149,6 +150,7 @@ def play(
 
     async def run() -> None:
         try:
+            await check_first_prompt(made, player, options, task_seed=seed)
             await watch(made, player, options, console, seed=seed)
         finally:
             made.close()

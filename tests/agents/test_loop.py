@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from rollouts import Before, Say, Steps, Toss, Watch, Wrapped, corridor, corridors
-from turngym.agents.loop import LoopOptions, begin, check_options, play
+from turngym.agents.loop import LoopOptions, begin, check_first_prompt, check_options, play
 from turngym.agents.policies.scripted import Mixture, Oracle
 from turngym.agents.policy import Policy, Sample, SampleParams, Turn
 from turngym.envs.base import Forking, TurnEnv
@@ -148,8 +148,13 @@ def test_the_window_of_the_model_is_a_context_budget() -> None:
 
 
 def test_a_first_prompt_that_does_not_fit_is_an_error_that_says_what_to_do() -> None:
+    """At the start of a run; in the middle of one it is the end of that task alone."""
+    options = LoopOptions(budget=Budget(context_tokens=16, turn_tokens=4))
     with pytest.raises(ConfigError, match=r"13 tokens .* up to 4.* holds 16.*lower budget.turn_tokens"):
-        run(Endless(), Say("go"), budget=Budget(context_tokens=16, turn_tokens=4))
+        asyncio.run(check_first_prompt(Endless(), Say("go"), options, task_seed=0))
+    tree, leaf = run(Endless(), Say("go"), budget=options.budget)
+    assert tree[leaf].stop is StopReason.CONTEXT
+    assert tree.actions(leaf) == []
 
 
 @pytest.mark.parametrize(("tokens", "turns"), [(1, 1), (3, 1), (4, 2), (6, 2), (7, 3)])

@@ -56,14 +56,12 @@ async def begin(env: TurnEnv, tree: Tree, policy: Policy, options: LoopOptions, 
     """Reset `env` and plant the root of `tree`. Returns the root: the first decision point.
 
     Raises:
-        ConfigError: where the first prompt and one action don't fit the model's window or the budget.
         EnvFault: where the environment can't start. The tree is unchanged then.
     """
     try:
         async with asyncio.timeout(options.deadline_s):
             _, info = await env.reset_async(seed=task_seed)
         rendered = policy.renderer.open(info["messages"])
-        _check_first_prompt(tree, policy, options.budget, rendered.ids.size)
         return _add_decision_point(env, tree, -1, rendered, options)
     except TurngymError:
         raise
@@ -160,6 +158,28 @@ def check_options(options: LoopOptions, policy: Policy, env: TurnEnv) -> None:
     SampleParams(temperature=options.temperature, top_p=options.top_p, top_k=options.top_k)
 
 
+async def check_first_prompt(env: TurnEnv, policy: Policy, options: LoopOptions, *, task_seed: int) -> None:
+    """Refuse, at the start of a run, a window that its first task does not fit. A later task that doesn't ends at `CONTEXT`.
+
+    Raises:
+        ConfigError: where the first prompt and one action don't fit the model's window or the budget.
+    """
+    tree = Tree(task_id=type(env).__name__, rollout_id="first prompt")
+    try:
+        root = await begin(env, tree, policy, options, task_seed=task_seed)
+    except EnvFault as error:
+        logger.warning("the first prompt could not be looked at: %s", error)
+        return
+    tokens, turn = len(tree.context(root)), options.budget.turn_tokens
+    limit = _context_limit(policy, options.budget)
+    if limit is not None and tokens + turn > limit:
+        raise ConfigError(
+            f"{tree.task_id}: the first prompt has {tokens} tokens and an action up to {turn}, "
+            f"but a context of {policy.name} holds {limit}: "
+            "lower budget.turn_tokens, raise budget.context_tokens, or choose a model with a longer window"
+        )
+
+
 def close_void(tree: Tree, node: int, fault: Fault) -> int:
     """End a path at its own `node` with a fault, which is logged and kept in the tree. Returns the node."""
     stop = StopReason.HARNESS_FAULT if isinstance(fault, HarnessFault) else StopReason.ENV_FAULT
@@ -189,16 +209,6 @@ class _Context:
             self._buffer = grown
         self._buffer[self.size : end] = ids
         self.size = end
-
-
-def _check_first_prompt(tree: Tree, policy: Policy, budget: Budget, tokens: int) -> None:
-    limit = _context_limit(policy, budget)
-    if limit is not None and tokens + budget.turn_tokens > limit:
-        raise ConfigError(
-            f"{tree.task_id}: the first prompt has {tokens} tokens and an action up to {budget.turn_tokens}, "
-            f"but a context of {policy.name} holds {limit}: "
-            "lower budget.turn_tokens, raise budget.context_tokens, or choose a model with a longer window"
-        )
 
 
 def _exhausted(

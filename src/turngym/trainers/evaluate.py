@@ -21,7 +21,7 @@ import numpy as np
 
 from turngym.agents.branching import Decisions, Fork, Purse, root_only
 from turngym.agents.grow import MakeEnv, grow, make_env
-from turngym.agents.loop import LoopOptions, check_options
+from turngym.agents.loop import LoopOptions, check_first_prompt, check_options
 from turngym.agents.policy import Policy
 from turngym.agents.rollout.scheduler import run_all
 from turngym.envs.state import state_digest
@@ -96,6 +96,7 @@ async def evaluate(
     options = options or LoopOptions()
     with closing(make_env(tasks[0])) as env:
         check_options(options, policy, env)
+        await check_first_prompt(env, policy, options, task_seed=tasks[0].seed)
     journal = None
     if folder is not None:
         journal = Journal(folder, _config(tasks, policy, attempts, options, seed), resume=resume)

@@ -28,7 +28,7 @@ import torch
 
 from turngym.agents.branching import TreeBudget, forks_inside, make_plan
 from turngym.agents.grow import make_env
-from turngym.agents.loop import LoopOptions, check_options
+from turngym.agents.loop import LoopOptions, check_first_prompt, check_options
 from turngym.agents.policies import load_policy
 from turngym.agents.policies.local import LocalPolicy
 from turngym.agents.rollout.collect import collect
@@ -163,6 +163,8 @@ class Trainer:
         run = self.config.run
         self.events.on(RunStarted("train", self.config.to_mapping(), self.update, run.updates))
         try:
+            with closing(make_env(self.train_tasks[0])) as env:
+                await check_first_prompt(env, self.policy, self.options, task_seed=self.train_tasks[0].seed)
             first = await self._evaluate(await self._warm_up()) if self.update == 0 else None
             last = first
             if first is None and self._evaluation_due():  # the run was stopped in it
