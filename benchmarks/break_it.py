@@ -2,13 +2,13 @@
 
     python benchmarks/break_it.py [--json FILE] [--only WORD] [--workers N]
 
-Each of twenty mutations flips one sign, mask, denominator or offset in credit, losses or packing, in a copy of the
-repository, and runs the tests that stand watch over that file until one fails. A mutation that no test catches is a
+Each of twenty mutations flips one sign, mask, denominator or offset in credit, losses or packing, and each of eight more
+breaks an invariant of the whole library, in a copy of the repository, and runs the tests that stand watch over that file until one fails. A mutation that no test catches is a
 hole in the tests. A failure means something where the same test passes unbroken, so at the end all tests that caught
 something run again in an unbroken copy; and a mutation has to make a test fail, not Python: one that can't be imported
 or collected is an error of the list here.
 
-Target: 20 of 20.
+Target: all of them.
 """
 
 from __future__ import annotations
@@ -70,9 +70,9 @@ class Mutation:
     """One line that is no longer right."""
 
     kind: str
-    "sign, mask, denominator or offset"
+    "sign, mask, denominator or offset, or the invariant that no longer holds"
     file: str
-    "below src/turngym/trainers"
+    "below src/turngym"
     right: str
     "stands in the file exactly once"
     wrong: str
@@ -88,63 +88,63 @@ MUTATIONS = (
     # ------------------------------------------------------------------ credit
     Mutation(
         kind="sign",
-        file="credit/tree_rloo.py",
+        file="trainers/credit/tree_rloo.py",
         right="weight * (value - baseline)",
         wrong="weight * (baseline - value)",
         tests=credit(),
     ),
     Mutation(
         kind="denominator",
-        file="credit/tree_rloo.py",
+        file="trainers/credit/tree_rloo.py",
         right="weight[below] /= len(below)",
         wrong="weight[below] /= k",
         tests=credit(),
     ),
     Mutation(
         kind="denominator",
-        file="credit/base.py",
+        file="trainers/credit/base.py",
         right="(math.fsum(values) - values) / (len(values) - 1)",
         wrong="(math.fsum(values) - values) / len(values)",
         tests=credit(),
     ),
     Mutation(
         kind="denominator",
-        file="credit/base.py",
+        file="trainers/credit/base.py",
         right='(1 if std == "unbiased" else 0)',
         wrong='(0 if std == "unbiased" else 1)',
         tests=credit(),
     ),
     Mutation(
         kind="mask",
-        file="credit/base.py",
+        file="trainers/credit/base.py",
         right=" and tree[leaf].outcome is not Outcome.SUCCESS",
         wrong="",
         tests=credit("credit_edges"),
     ),
     Mutation(
         kind="mask",
-        file="credit/base.py",
+        file="trainers/credit/base.py",
         right="            void += 1\n            continue\n",
         wrong="            void += 1\n",
         tests=credit("credit_edges"),
     ),
     Mutation(
         kind="denominator",
-        file="credit/turns.py",
+        file="trainers/credit/turns.py",
         right="delta + gamma * lam * following[node]",
         wrong="delta + lam * following[node]",
         tests=credit("turn_rules"),
     ),
     Mutation(
         kind="offset",
-        file="credit/elpo.py",
+        file="trainers/credit/elpo.py",
         right="actions[int(turn) :]",
         wrong="actions[int(turn) + 1 :]",
         tests=credit(),
     ),
     Mutation(
         kind="offset",
-        file="credit/tokens.py",
+        file="trainers/credit/tokens.py",
         right="out[np.flatnonzero(mask)[-1:]] = reward",
         wrong="out[-1:] = reward",
         tests=credit("turn_rules"),
@@ -152,49 +152,49 @@ MUTATIONS = (
     # ------------------------------------------------------------------ losses
     Mutation(
         kind="sign",
-        file="losses/policy_gradient.py",
+        file="trainers/losses/policy_gradient.py",
         right='trained.reduce(-trained.constant("advantages") * ratio)',
         wrong='trained.reduce(trained.constant("advantages") * ratio)',
         tests=losses(),
     ),
     Mutation(
         kind="sign",
-        file="losses/policy_gradient.py",
+        file="trainers/losses/policy_gradient.py",
         right="return torch.maximum(-advantages * ratio",
         wrong="return torch.minimum(-advantages * ratio",
         tests=losses(),
     ),
     Mutation(
         kind="sign",
-        file="losses/policy_gradient.py",
+        file="trainers/losses/policy_gradient.py",
         right='1 - clip_low - trained.constant("lower_clip_extra", 0.0)',
         wrong='1 - clip_low + trained.constant("lower_clip_extra", 0.0)',
         tests=losses(),
     ),
     Mutation(
         kind="denominator",
-        file="losses/base.py",
+        file="trainers/losses/base.py",
         right='self.constant("weights", 1.0)).sum() / self.batch.denominator',
         wrong='self.constant("weights", 1.0)).sum() / max(len(self), 1)',
         tests=losses(),
     ),
     Mutation(
         kind="denominator",
-        file="losses/aggregation.py",
+        file="trainers/losses/aggregation.py",
         right="1.0 / torch.bincount(trained)[trained]",
         wrong="1.0 / torch.bincount(ids)[trained]",
         tests=losses(),
     ),
     Mutation(
         kind="mask",
-        file="losses/mismatch.py",
+        file="trainers/losses/mismatch.py",
         right="return ((values >= low) & (values <= high)).to(values.dtype)",
         wrong="return (values <= high).to(values.dtype)",
         tests=losses("corrections"),
     ),
     Mutation(
         kind="mask",
-        file="losses/reinforce.py",
+        file="trainers/losses/reinforce.py",
         right="torch.where(low | high, 0.0, log.exp())",
         wrong="torch.where(high, 0.0, log.exp())",
         tests=losses("ratio_losses"),
@@ -202,33 +202,93 @@ MUTATIONS = (
     # ------------------------------------------------------------------ packing
     Mutation(
         kind="offset",
-        file="packing.py",
+        file="trainers/packing.py",
         right="[path[row.targets - 1] for row, path",
         wrong="[path[row.targets] for row, path",
         tests=PACKING,
     ),
     Mutation(
         kind="mask",
-        file="tree_attention.py",
+        file="trainers/tree_attention.py",
         right="return (keys <= queries) & (queries < last[keys])",
         wrong="return (keys <= queries) & (queries <= last[keys])",
         tests=PACKING,
     ),
     Mutation(
         kind="offset",
-        file="packing.py",
+        file="trainers/packing.py",
         right="[np.arange(k, row.ids.size, dtype=np.int32) for row, k",
         wrong="[np.arange(row.ids.size - k, dtype=np.int32) for row, k",
         tests=PACKING,
     ),
     Mutation(
         kind="mask",
-        file="rows.py",
+        file="trainers/rows.py",
         right="n.is_action and n.index not in owned and n.advantage is not None",
         wrong="n.is_action and n.advantage is not None",
         tests=ROWS,
     ),
 )
+
+INVARIANTS = (
+    Mutation(
+        kind="tokens",
+        file="agents/loop.py",
+        right="        context.extend(sample.ids)\n",
+        wrong="        context.extend(sample.ids[:-1])\n",
+        tests=("tests/agents/test_loop.py",),
+    ),
+    Mutation(
+        kind="contexts",
+        file="trainers/schedule.py",
+        right="rollouts = list(by_rollout(rows).values())",
+        wrong="rollouts = [[row] for row in rows]",
+        tests=("tests/trainers/test_learner_losses.py",),
+    ),
+    Mutation(
+        kind="forks",
+        file="envs/base.py",
+        right="return copy.deepcopy(state)",
+        wrong="return state",
+        tests=("tests/envs/test_base.py", "tests/envs/test_checker.py", "tests/envs/text"),
+    ),
+    Mutation(
+        kind="isolation",
+        file="agents/policies/scripted.py",
+        right="rng = np.random.Generator(np.random.Philox(seed))",
+        wrong="rng = np.random",
+        tests=("tests/agents/test_scripted.py", "tests/agents/test_rollout.py"),
+    ),
+    Mutation(
+        kind="faults",
+        file="trainers/credit/base.py",
+        right="if stop.is_fault:",
+        wrong="if False:",
+        tests=credit("credit_edges"),
+    ),
+    Mutation(
+        kind="faults",
+        file="agents/loop.py",
+        right="return close_void(tree, action, _as_fault(error, EnvFault, options))",
+        wrong="return _close(tree, action, StopReason.TERMINATED, success=False)",
+        tests=("tests/agents/test_loop.py",),
+    ),
+    Mutation(
+        kind="seeds",
+        file="seeding.py",
+        right="z = (member_seed + (turn + 1) * 0x9E3779B97F4A7C15) & _MASK",
+        wrong="z = (id(object()) + member_seed + (turn + 1) * 0x9E3779B97F4A7C15) & _MASK",
+        tests=("tests/test_seeding.py", "tests/agents/test_rollout.py"),
+    ),
+    Mutation(
+        kind="names",
+        file="options.py",
+        right="            if name not in known:",
+        wrong="            if False:",
+        tests=("tests/test_options.py",),
+    ),
+)
+"""A line each of what every run relies on: tokens and contexts, forks, isolation, faults, seeds, names."""
 
 
 def main() -> None:
@@ -241,9 +301,10 @@ def main() -> None:
     )
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), help="copies at once")
     options = parser.parse_args()
-    chosen = [mutation for mutation in MUTATIONS if options.only in mutation.file]
+    everything = (*MUTATIONS, *INVARIANTS)
+    chosen = [mutation for mutation in everything if options.only in mutation.file]
     for mutation in chosen:
-        source = (ROOT / "src/turngym/trainers" / mutation.file).read_text(encoding="utf-8")
+        source = (ROOT / "src/turngym" / mutation.file).read_text(encoding="utf-8")
         if source.count(mutation.right) != 1:
             raise SystemExit(
                 f"{mutation.file} holds {mutation.right!r} {source.count(mutation.right)} times: bring the list up to date"
@@ -282,7 +343,7 @@ def copies(count: int) -> Iterator[queue.Queue[Path]]:
 def attempt(mutation: Mutation, free: queue.Queue[Path]) -> dict[str, object]:
     """Break a copy, run the tests, repair it."""
     copy = free.get()
-    file = copy / "src/turngym/trainers" / mutation.file
+    file = copy / "src/turngym" / mutation.file
     source = file.read_text(encoding="utf-8")
     began = time.perf_counter()
     try:
