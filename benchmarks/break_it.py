@@ -3,8 +3,8 @@
     python benchmarks/break_it.py [--json FILE] [--only WORD] [--workers N]
 
 Each of twenty mutations flips one sign, mask, denominator or offset in credit, losses or packing, and each of eight more
-breaks an invariant of the whole library, in a copy of the repository, and runs the tests that stand watch over that file until one fails. A mutation that no test catches is a
-hole in the tests. A failure means something where the same test passes unbroken, so at the end all tests that caught
+breaks an invariant of the whole library, in a copy of the repository, and runs the tests that stand watch over that
+file until one fails. A mutation that no test catches is a hole in the tests. A failure means something where the same test passes unbroken, so at the end all tests that caught
 something run again in an unbroken copy; and a mutation has to make a test fail, not Python: one that can't be imported
 or collected is an error of the list here.
 

@@ -64,18 +64,35 @@ def call_with(
         UnknownName: for an option that `factory` does not have, naming the nearest.
         ConfigError: for an option that it needs and did not get, or a value that its hint does not allow.
     """
+    check_keywords(factory, options, what=what)
     parameters = inspect.signature(factory).parameters.values()
-    known = {p.name: p for p in parameters if p.kind is p.KEYWORD_ONLY}
+    needed = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
+    missing = [name for name in needed if name not in options]
+    if missing:
+        raise ConfigError(f"{what} needs the option {missing[0]!r}: write it as {missing[0]}=value")
+    return factory(*given, **options)
+
+
+def check_keywords(function: Callable[..., Any], options: Mapping[str, Any], *, what: str) -> None:
+    """Refuse options that are no keyword-only argument of `function` (unless it takes any), and impossible values.
+
+    Args:
+        function: see `check_values`.
+        options: names to values.
+        what: what they are options of, for the message.
+
+    Raises:
+        UnknownName: for an option that `function` does not have, naming the nearest, or a word that is not among the choices.
+        ConfigError: for a value of another type or out of range.
+    """
+    parameters = inspect.signature(function).parameters.values()
+    known = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
     if not any(p.kind is p.VAR_KEYWORD for p in parameters):
         for name in options:
             if name not in known:
                 hint = "" if known else f"{what} has no options."
                 raise unknown_name(f"option of {what}", name, known, hint=hint)
-    missing = [p.name for p in known.values() if p.default is p.empty and p.name not in options]
-    if missing:
-        raise ConfigError(f"{what} needs the option {missing[0]!r}: write it as {missing[0]}=value")
-    check_values(factory, options, what=what)
-    return factory(*given, **options)
+    check_values(function, options, what=what)
 
 
 def check_values(function: Callable[..., Any], options: Mapping[str, Any], *, what: str) -> None:

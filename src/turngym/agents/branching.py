@@ -14,7 +14,6 @@ future, so that `credit.tree` is unbiased on it), `bisect` (first irrecoverable 
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from weakref import WeakSet
 import numpy as np
 
 from turngym.errors import ConfigError, unknown_name
-from turngym.options import check_values
+from turngym.options import check_keywords
 from turngym.tree import Kind, Tree
 from turngym.types import Outcome
 
@@ -236,11 +235,7 @@ def make_plan(name: str, **options: Any) -> Plan:
     """
     if name not in PLANS:
         raise unknown_name("branching plan", name, PLANS)
-    known = [p.name for p in inspect.signature(PLANS[name]).parameters.values() if p.kind is p.KEYWORD_ONLY]
-    for option in options:
-        if option not in known:
-            raise unknown_name(f"option of plan {name!r}", option, known)
-    check_values(PLANS[name], options, what=f"plan {name!r}")
+    check_keywords(PLANS[name], options, what=f"plan {name!r}")
     plan = partial(PLANS[name], **options)
     # A plan checks its options before its first decision, and that one needs no tree.
     next(plan(Tree(task_id=name, rollout_id=name), Purse(TreeBudget()), np.random.default_rng(0)))

@@ -8,14 +8,13 @@ as pydantic fields. Positional parameters carry data and are not looked at.
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, ParamSpec, TypeVar
 
 from pydantic import Field
 
 from turngym.errors import unknown_name
-from turngym.options import check_values
+from turngym.options import check_keywords, check_values
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -61,10 +60,5 @@ def bind(
     """
     if name not in functions:
         raise unknown_name(kind, name, functions)
-    parameters = inspect.signature(functions[name]).parameters.values()
-    known = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
-    for option in options:
-        if option not in known:
-            raise unknown_name(f"option of {kind} {name}", option, known)
-    check_values(functions[name], options, what=f"{kind} {name}")
+    check_keywords(functions[name], options, what=f"{kind} {name}")
     return functools.partial(functions[name], **options)

@@ -98,11 +98,9 @@ class RunFolder:
                 file.write(_line(update, row))
 
     def _measure(self, update: int, metrics: Mapping[str, float]) -> None:
-        again = (
-            update in self.history.rows
-        )  # a resumed run makes up for the evaluation in which it was stopped
+        known = update in self.history.rows
         self.history.add(update, metrics)
-        if again:
+        if known:  # a resumed run makes up for the evaluation in which it was stopped
             self._rewrite()
         else:
             with (self.folder / "metrics.jsonl").open("ab") as file:
